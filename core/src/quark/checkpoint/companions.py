@@ -102,9 +102,9 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
     if source is None:
         if name:
             get_logger(__name__).warning(
-                f"The model was loaded from '{name}', which is no directory, and the hub cache (HF_HOME) has no version or several versions "
-                "of it. So the result lacks the tokenizer, other files, and tensors that the model class does not use. Load the model from "
-                "a directory, or copy the files"
+                f"The model was loaded from '{name}', which is no directory, and the hub cache (HF_HOME) has no version or several "
+                "versions of it. So the result lacks the tokenizer, other files, and tensors that the model class does not use. Load the "
+                "model from a directory, or copy the files"
             )
     elif _is_of_model(source, config.model_type):
         copied = copy_companions(source, directory)

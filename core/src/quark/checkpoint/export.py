@@ -32,11 +32,11 @@ from quark.plugins.run_events import running
 
 
 def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
-    """Return the registered exporter with the name ``name``, created with its own options.
+    """Return the registered exporter with the name ``name``. It is created with the options ``options.own``.
 
     Raises:
-        UnknownNameError: No exporter has that name.
-        ConfigError: (a ValueError) The exporter lacks one of the options, or refuses its value.
+        UnknownNameError: No exporter has the name ``name``.
+        ConfigError: (a ValueError) The exporter has no such option, or refuses the value of an option.
         PluginError: The registered class cannot be called, or does not derive from `Exporter`.
     """
     own = {} if options is None else options.own
@@ -54,10 +54,10 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
 
 
 def exporter_options(name: str) -> tuple[Option, ...]:
-    """Return the options of an export with the exporter ``name``.
+    """Return all options that an export with the exporter ``name`` accepts.
 
-    The options of the exporter itself come first. The fields of `ExportOptions`, which apply to all
-    exporters, follow.
+    The first items are the options of the exporter itself. The other items are the fields of `ExportOptions`,
+    which apply to all exporters.
     """
     own = exporters().options(name)
     return (*own, *options_of(ExportOptions, without=("own", "tokenizer", "input_args", *(option.name for option in own))))
@@ -66,7 +66,7 @@ def exporter_options(name: str) -> tuple[Option, ...]:
 def export_options(name: str, chosen: Mapping[str, Any]) -> ExportOptions:
     """Return the `ExportOptions` for the exporter ``name``.
 
-    ``chosen`` contains options of the exporter itself and fields of `ExportOptions`.
+    ``chosen`` may contain both options of the exporter itself and fields of `ExportOptions`.
 
     Raises:
         ConfigError: (a ValueError) An option does not exist, or its value cannot be used. The message lists
@@ -88,12 +88,12 @@ def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent,
         name: Name of the exporter.
         exporter: The exporter.
         content: The model to write, quantized or still float, with its configuration and its plan.
-        skeleton: The quantized model, or its quantized skeleton.
+        skeleton: The quantized model, or a copy of it with all tensors on the meta device.
         options: Options of the export.
 
     Raises:
         UnsupportedError: The layout cannot represent the model. The message says why, and names installed
-            layouts that can.
+            layouts that can represent it.
     """
     try:
         _check(name, exporter, content, skeleton, options)
@@ -114,7 +114,7 @@ def layouts_that_hold(content: CheckpointContent, skeleton: nn.Module, *, beside
 
     Args:
         content: The model to write, quantized or still float, with its configuration and its plan.
-        skeleton: The quantized model, or its quantized skeleton.
+        skeleton: The quantized model, or a copy of it with all tensors on the meta device.
         besides: Name of a layout to leave out of the result.
     """
     names = [record.name for record in exporters() if record.exporter is not None and besides not in (record.name, *record.aliases)]
@@ -146,11 +146,11 @@ def _check(name: str, exporter: Exporter, content: CheckpointContent, skeleton: 
 def exporting(
     name: str, out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse", source: Path | None = None
 ) -> Iterator[Path]:
-    """Yield the temporary directory in which an export is written.
+    """Yield the temporary directory into which the caller writes an export.
 
-    The directory is empty, or has finished blocks of an earlier run. It is renamed to ``out`` if the ``with``
-    statement succeeds. If the statement raises an error, the directory is removed, except if it has finished
-    blocks (see `quark.checkpoint.atomic_directory.building`).
+    The directory is empty, or contains finished blocks of an earlier run. If the ``with`` statement succeeds,
+    the directory is renamed to ``out``. If the statement raises an error, the directory is removed, except if
+    it contains finished blocks (see `quark.checkpoint.atomic_directory.building`).
 
     Raises:
         OutputError: ``out`` is in use, or cannot be written.
@@ -170,10 +170,11 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnknownNameError: No exporter has that name.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
-        UnsupportedError: The layout cannot represent the model, and the message names layouts that can. Or
-            the model was quantized in FX graph mode, and the exporter writes layers.
+        UnsupportedError: The layout cannot represent the model. The message names layouts that can represent
+            it. Or the model was quantized in FX graph mode, but the exporter writes layers.
         PluginError: The code of the exporter has failed.
-        CheckpointError: ``config.json`` in the model's float checkpoint is a link to a file outside of it.
+        CheckpointError: ``config.json`` in the model's float checkpoint is a link to a file outside of the
+            checkpoint.
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
@@ -215,18 +216,18 @@ def export_safetensors(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write a quantized model as a checkpoint in the form of Hugging Face.
+    """Write a quantized model as a Hugging Face checkpoint.
 
     If the model is not a transformers model, you need a float model of the same class to read the checkpoint.
 
     Args:
         model: The model that `ModelQuantizer.quantize_model` returned.
         output_dir: The output directory. It must not exist, or be empty, or contain only a tokenizer, a
-            processor or files of exporters that write no checkpoint, such as GGUF. These files stay.
+            processor, or files of exporters that write no checkpoint, such as a GGUF file. These files stay.
         custom_mode: Name of an exporter. ``"quark"`` means the Quark layout.
         weight_format: ``"real_quantized"`` or None stores codes. ``"fake_quantized"`` stores rounded values.
-            `import_model_from_safetensors` and transformers load the same model from both. Other runtimes
-            ignore this setting, so a warning is logged for ``"fake_quantized"``.
+            `import_model_from_safetensors` and transformers load the same model from either form. Other
+            runtimes do not distinguish the two forms, so a warning is logged for ``"fake_quantized"``.
         pack_method: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
         overwrite: Whether an earlier export in ``output_dir`` is replaced when the new export is complete. No
             other file is deleted.

@@ -1,4 +1,4 @@
-"""`ExportedLayer`, which converts a quantized layer to the tensors of a checkpoint, and back."""
+"""`ExportedLayer`, which converts a quantized layer to tensors of a checkpoint, and tensors to a layer."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from quark.numbers import QParams
 class ExportedLayer:
     """A quantized layer whose tensors are announced, written or read back.
 
-    To announce tensors means to tell their names, shapes and dtypes before they exist, as meta tensors.
+    To announce tensors means to return meta tensors with their names, shapes and dtypes before they exist.
 
     Attributes:
         name: Full name of the layer.
         layer: The layer. When tensors are read, the layer has a float weight, and quantizers without scales.
         options: Options of the export.
-        output: The quantizer of the layer's output, which belongs to the layer or to an attention module;
-            None if the output stays float.
+        output: The quantizer of the layer's output. The quantizer belongs to the layer or to an attention
+            module. None if the output stays float.
         merged_output: The scale that the output of this layer shares with the outputs of other layers because
-            of ``options.kv_cache_group``; None if the output has a scale of its own.
-        is_meta: Whether the tensors are only announced, so that all of them are on the meta device.
+            of ``options.kv_cache_group``. None if the output has a scale of its own.
+        is_meta: Whether the tensors are only announced. If so, all tensors are on the meta device.
     """
 
     name: str
@@ -77,8 +77,9 @@ class ExportedLayer:
     def packed(self, slot: Slot) -> dict[str, Tensor]:
         """Return the packed tensors of a slot, as a dictionary from suffix to tensor.
 
-        Suffixes are ``""`` for codes or values, ``"scale"`` and others. The result for an activation contains
-        scales if these are static, and nothing else. The result is empty if the layer has no tensor ``slot``.
+        The suffix ``""`` is for codes or values. Other suffixes, such as ``"scale"``, are for scales and zero
+        points. For an activation, the result contains only static scales. If the layer has no tensor
+        ``slot``, the result is empty.
 
         Raises:
             ConfigError, PluginError: For the same reasons as in `quark.checkpoint.stored_tensors`.
@@ -107,7 +108,7 @@ class ExportedLayer:
     def suffixes(self, slot: Slot) -> Iterator[str]:
         """Yield the suffixes of the tensors that `packed` may return for a slot.
 
-        This works although the layer has no scales yet.
+        This also works if the layer has no scales yet.
         """
         quantizer = self._quantizer(slot)
         if slot in ACTIVATIONS:
@@ -116,7 +117,7 @@ class ExportedLayer:
             yield from ("",) if quantizer is None else packed_meta(quantizer.quantizer, tuple(tensor.shape), self.options.pack_method)
 
     def set_packed(self, slot: Slot, tensors: Mapping[str, Tensor]) -> None:
-        """Set a tensor of the layer and its scales to written tensors. This is the inverse of `packed`.
+        """Set a tensor of the layer and its scales from written tensors. This is the inverse of `packed`.
 
         Args:
             slot: The tensor of the layer to set.
@@ -141,7 +142,7 @@ class ExportedLayer:
         self.layer._parameters |= restored
 
     def coded(self) -> CodedLayer:
-        """Return the codes and scales of the layer, which must be linear and have a quantized weight.
+        """Return the codes and scales of the layer. The layer must be linear and have a quantized weight.
 
         Layouts that pack codes in their own way call this method.
 
@@ -175,7 +176,7 @@ class ExportedLayer:
 def exported_layers(
     model: nn.Module, plan: QuantPlan, options: ExportOptions, modules: Mapping[str, nn.Module]
 ) -> dict[str, ExportedLayer]:
-    """Return an `ExportedLayer` for each quantized layer in ``modules``, as a dictionary from full name."""
+    """Return a dictionary from the full name of each quantized layer in ``modules`` to an `ExportedLayer`."""
     layers = {name: m for name, m in modules.items() if isinstance(m, QuantizedLayer)}
     states = [(a.name, state, layer) for a in plan.attentions if not a.fused for state, (layer, _) in a.states.items() if layer in layers]
     inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
@@ -185,10 +186,10 @@ def exported_layers(
 
 
 def _merged_outputs(outputs: Mapping[str, QuantizerModule | None], options: ExportOptions) -> dict[str, QParams]:
-    """Return the scales that layers share because of ``options.kv_cache_group``, by full name of the layer.
+    """Return the scales that layers share because of ``options.kv_cache_group``.
 
-    Layers of one attention module share the largest of their scales. If ``options.min_kv_scale`` is larger,
-    they share that value.
+    The result is a dictionary from the full name of a layer to the shared scale. Layers of one attention
+    module share the largest of their scales, or ``options.min_kv_scale`` if this value is larger.
     """
     scales = {name: q.scale for name, q in outputs.items() if q is not None and q.scale is not None and q.scale.ndim == 0}
     merged: dict[str, QParams] = {}

@@ -22,7 +22,7 @@ from quark.models.plan.decoder_blocks import Block
 
 
 class Tokenizer(Protocol):
-    """The protocol of tokenizers, with the one method that exporters use."""
+    """The protocol of tokenizers. It has only the method that exporters call."""
 
     def save_pretrained(self, save_directory: str | Path, /) -> object:
         """Write the tokenizer's files to a directory."""
@@ -36,22 +36,22 @@ class ExportOptions:
         weight_format: ``"real_quantized"`` stores codes and scales. ``"fake_quantized"`` stores rounded
             values and scales.
         pack_method: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
-        kv_cache_group: Patterns of projections whose output scales are merged. Patterns in the configuration
-            of the model apply too.
-        min_kv_scale: Smallest scale of the KV cache. If the configuration has a larger value, that value
-            applies.
-        zero_points: Whether to write the zero points of symmetric schemes, which are all 0. Strict readers
+        kv_cache_group: Patterns that match names of projections. The output scales of these projections are
+            merged. If the configuration of the model has such patterns, both apply.
+        min_kv_scale: Lower limit of the scales of the KV cache. If the limit in the configuration is larger,
+            the larger limit applies.
+        zero_points: Whether to write the zero points of symmetric schemes. They are all 0, but strict readers
             need them.
         max_shard_bytes: Largest size of one file, in bytes.
-        own: Options of the exporter itself, as a dictionary of keyword arguments of its class.
+        own: Options of the exporter itself, as a dictionary of keyword arguments for the exporter's class.
         overwrite: Whether an earlier export in the same place is replaced when the new export is complete.
-        tokenizer: A tokenizer to write beside the weights, which is any object with
-            ``save_pretrained(directory)``. None copies the files beside the source model.
+        tokenizer: A tokenizer to write beside the weights. It can be any object with a method
+            ``save_pretrained(directory)``. If None, the files of the source model's tokenizer are copied.
         input_args: Example inputs for exporters that trace the model. This is a tensor, a tuple of arguments,
-            or a mapping of named arguments. None means token ids, and works for transformers models.
+            or a mapping of named arguments. None means token ids, which work for transformers models.
 
     Raises:
-        ConfigError: (a ValueError) The format or the order is not valid.
+        ConfigError: (a ValueError) ``weight_format`` or ``pack_method`` is not valid.
     """
 
     weight_format: str = attrs.field(default="real_quantized", validator=one_of("real_quantized", "fake_quantized"))
@@ -74,14 +74,14 @@ class ExportOptions:
 class BlockStream(ABC):
     """An export that is written while the model is being quantized.
 
-    The method `when_stored` and the methods after it are called only in runs that can be resumed, or that
-    several processes share.
+    A run calls `when_stored` and the methods that follow it only if the run can be resumed, or if several
+    processes share the run.
 
     Attributes:
-        encodes: Whether the stream takes the codes of all weights from their quantizers, as
-            `quark.models.layers.coded_layer.stored_tensors` does. If so, layers whose quantizers are deferred
-            (`quark.models.layers.QuantizerModule.is_deferred`) have float weights, because their rounded
-            values would be computed for nothing.
+        encodes: Whether the stream gets the codes of all weights from the quantizers, like
+            `quark.models.layers.coded_layer.stored_tensors`. If so, rounded values need not be computed, so
+            layers with deferred quantizers (`quark.models.layers.QuantizerModule.is_deferred`) still have
+            float weights.
     """
 
     encodes: bool = False
@@ -95,7 +95,7 @@ class BlockStream(ABC):
 
     @abstractmethod
     def finish(self, content: CheckpointContent) -> None:
-        """Write the remaining files. All blocks and the tensors outside them have been written before.
+        """Write the remaining files. All blocks, and the tensors outside the blocks, are already written.
 
         Args:
             content: The final content of the run. Its plan and its configuration no longer name algorithms
@@ -105,53 +105,53 @@ class BlockStream(ABC):
     def write_float(self) -> None:  # noqa: B027 - a stream may write everything in order
         """Begin to write those tensors outside the blocks that belong to no quantized layer.
 
-        This is called once, before any block is written, when these tensors have their final values. They are
-        often the largest tensors of a model, so it saves time to write them while blocks are quantized. The
-        default implementation does nothing. `write` then writes them with the other tensors outside the
-        blocks.
+        A run calls this method once, before any block is written. At that time, these tensors have their
+        final values. They are often the largest tensors of a model, so it saves time to write them while
+        blocks are quantized. The default implementation does nothing. `write` then writes these tensors
+        together with the other tensors outside the blocks.
         """
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        """Call ``then`` with the checksums of all written tensors as soon as these are on the disk.
+        """Call ``then`` with the checksums of all written tensors as soon as the tensors are on the disk.
 
-        The call happens at once, or later in another thread. Tensors that an earlier call of this method has
-        covered are left out. If ``then`` raises an error, this method raises it, or the next method that is
-        called does.
+        The call happens immediately, or later in another thread. The checksums do not include tensors for
+        which this method was already called. If ``then`` raises an error, this method or the next method that
+        is called raises the error.
 
         Args:
             then: A function whose argument is a dictionary from name to checksum. The names are usually names
-                of tensors. A run only stores this dictionary, and gives it back in `adopt`.
+                of tensors. A run only stores this dictionary, and passes it to `adopt` later.
         """
         _lacking(self, "when_stored", "resumes")
 
     def adopt(self, block: Block, checksums: Mapping[str, str]) -> Sequence[str]:
-        """Accept a block that an earlier process has written, if its tensors still have their checksums.
+        """Accept a block that an earlier process has written, if the checksums of the tensors are unchanged.
 
-        Return the names of the tensors that have other checksums. If there are such tensors, the block does
-        not count as written, and the run writes it again.
+        Return the names of the tensors whose checksums differ. If there are such tensors, the run writes the
+        block again.
 
         Args:
             block: A block that an earlier process has written to the same directory.
-            checksums: The checksums that `when_stored` has given for this block.
+            checksums: The checksums that `when_stored` has passed to ``then`` for this block.
         """
         _lacking(self, "adopt", "resumes")
 
     def read(self, block: Block) -> None:
-        """Set the values of a block to the written values. This is the inverse of `write`.
+        """Set the tensors of a block from the written tensors. This is the inverse of `write`.
 
         Args:
-            block: A block that `adopt` has accepted, in this process or in another process that writes the
-                same files. The model has the quantized layers of the block and the quantizers of its
-                attention, as in `write`, but weights are float and there are no scales.
+            block: A block that `adopt` has accepted, either in this process or in another process that writes
+                the same files. The block already has quantized layers and quantizers of attention, but the
+                weights are float, and the quantizers have no scales.
         """
         _lacking(self, "read", "resumes")
 
     def written(self) -> Mapping[str, str]:
-        """Return a dictionary from name to checksum of the tensors that this process has written."""
+        """Return the checksums of the tensors that this process has written, as a dictionary from name."""
         _lacking(self, "written", "shares")
 
     def count_as_written(self, names: Mapping[str, str]) -> None:
-        """Record that another process has written tensors. This is called before `finish`.
+        """Record that another process has written tensors. A run calls this method before `finish`.
 
         ``names`` is the result of `written` in the other process.
         """
@@ -161,19 +161,20 @@ class BlockStream(ABC):
 class Exporter(ABC):
     """The base class of exporters, which write quantized models.
 
-    An exporter of complete models needs only the method `export`. It must be possible to call the class
+    An exporter that writes only complete models needs only the method `export`. The class must be callable
     without arguments. Keyword arguments with defaults are options of the exporter. The output directory is
-    temporary. It is renamed to its final place if the export succeeds, and removed if the export fails.
+    temporary. It is renamed to the final path if the export succeeds, and removed if the export fails.
 
     Attributes:
         holds_branches: Whether the exporter writes the tensors of `quark.models.layers.Branch` modules, and
-            the reader of its layout finds them. If False, models with branches are refused.
-        streams: Whether the exporter can write block by block, with `stream`. If False, it gets complete
-            models. If True, its record must have the capability ``streaming``.
-        resumes: Whether `stream` can continue the export of a process that was killed. If True, its streams
-            must have the methods for this, and its record must have the capability ``resumable``.
-        shares: Whether several processes can call `stream` at the same time, so that each writes some of the
-            blocks. If True, its streams must have the methods for this.
+            the reader of the layout reads them. If False, quark refuses to export models with branches.
+        streams: Whether the exporter can write a model block by block, with `stream`. If False, the exporter
+            gets only complete models. If True, the exporter's record must have the capability ``streaming``.
+        resumes: Whether `stream` can continue the export of a process that was killed. If True, the streams
+            must define `when_stored`, `adopt` and `read`, and the exporter's record must have the capability
+            ``resumable``.
+        shares: Whether several processes can call `stream` at the same time, so that each process writes some
+            of the blocks. If True, the streams must define `written` and `count_as_written`.
     """
 
     holds_branches: ClassVar[bool] = False
@@ -185,11 +186,11 @@ class Exporter(ABC):
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """Write a quantized model to the directory ``out``, which exists and is empty.
 
-        If this writes no file, the export counts as failed.
+        If this method writes no file, the export fails with an error.
 
         Args:
             content: The model, its configuration and its plan. An exporter must use this configuration and
-                this plan, not the attributes of the model, which are for users.
+                this plan. The attributes of the model with the same facts are only for users.
             out: The output directory.
             options: The options of the export.
 
@@ -200,14 +201,15 @@ class Exporter(ABC):
         """
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:  # noqa: B027 - a layout may hold all
-        """Check whether the layout can represent a model, before any work and without reading weights.
+        """Check whether the layout can represent a model. Do not read weights.
 
-        The default implementation accepts every model. If this raises an error, `quark plan` shows it, and a
-        run stops with it. Quark adds the names of the installed layouts that can represent the model.
+        The default implementation accepts every model. A run calls this method before it starts any work. If
+        the method raises an error, `quark plan` shows the error, and a run stops. quark adds the names of the
+        installed layouts that can represent the model to the message.
 
         Args:
             content: The content with the float model, or with the quantized model.
-            skeleton: The quantized skeleton of the model, as in `stream`, or the quantized model itself.
+            skeleton: The quantized model, or its skeleton, which is described in `stream`.
             options: The options of the export.
 
         Raises:
@@ -215,14 +217,15 @@ class Exporter(ABC):
         """
 
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]] | None:
-        """Return a dictionary from full name to meta tensor for each part of an export, in the files' order.
+        """Return a dictionary from full name to meta tensor for each part of an export.
 
-        `quark plan` uses the sizes of these tensors. The default implementation returns None. This means that
-        the sizes are unknown, because `quark.checkpoint.shard_writer.ShardWriter` does not write the files.
+        The parts are in the order in which they are written. `quark plan` uses the sizes of these tensors.
+        The default implementation returns None. None means that the sizes are unknown, because the files are
+        not written by `quark.checkpoint.shard_writer.ShardWriter`.
 
         Args:
             content: The content with the float model.
-            skeleton: The quantized skeleton of the model, as in `stream`.
+            skeleton: The skeleton of the quantized model, which is described in `stream`.
             options: The options of the export.
         """
         return None
@@ -238,11 +241,11 @@ class Exporter(ABC):
         Args:
             content: The content with the float model. Only the weights of the current block are in memory.
                 All other weights are on the meta device.
-            skeleton: The quantized skeleton of the model. Its layers and scales are on the meta device, with
-                the final shapes and dtypes.
+            skeleton: A copy of the model with quantized layers. Its weights and scales have the final shapes
+                and dtypes, but are on the meta device.
             out: The output directory. It is empty, or another call with equal arguments has written to it. If
-                ``resumes`` is True, the process of that call may have been killed, so that its files are
-                damaged or too short. If ``shares`` is True, that process may still be writing.
+                ``resumes`` is True, the process of the other call may have been killed, and files may be
+                damaged or too short. If ``shares`` is True, the other process may still be writing.
             options: The options of the export.
 
         Raises:

@@ -1,6 +1,6 @@
-"""Inspection of a checkpoint. It says whether the checkpoint is complete, and which runtimes would load it.
+"""Functions that check whether a checkpoint is complete, and which runtimes would load it.
 
-The inspection starts no runtime.
+They do not start a runtime.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from quark.plugins.attribution import attributed, origin
 
 @attrs.frozen
 class RuntimeSupport:
-    """Whether and how one runtime supports a checkpoint.
+    """The support of one runtime for a checkpoint.
 
     Attributes:
         runtime: Name of the runtime.
         summary: A short description of the runtime.
-        methods: A dictionary from a method of the runtime to the names of the quantized layers that the
-            method would compute. The names are folded into one text.
-        refusals: Reasons why the runtime would not load the checkpoint, or would compute something else than
-            the exported model. Empty if it would load the checkpoint.
+        methods: A dictionary from the name of a quantization method in the runtime to a text with the names
+            of the layers that would use this method.
+        refusals: Reasons why the runtime would not load the checkpoint, or would compute other results than
+            the exported model. Empty if the runtime loads the checkpoint and computes the same results.
         notes: Further remarks.
-        own_layers: Names of the layers that the runtime's own kernels would compute. This also lists such
-            layers if the runtime refuses the checkpoint because of other layers.
+        own_layers: Names of the layers that the runtime's own kernels would compute. The names are listed
+            even if the runtime refuses the checkpoint because of other layers.
     """
 
     runtime: str
@@ -64,7 +64,7 @@ class RuntimeSupport:
 
 @attrs.frozen(eq=False)
 class CheckpointFacts:
-    """The facts about a checkpoint that an `Inspector` gets. No weight has been read for them.
+    """The facts about a checkpoint that an `Inspector` gets. They were collected without reading weights.
 
     Attributes:
         directory: The checkpoint.
@@ -83,9 +83,9 @@ class CheckpointFacts:
     heads: frozenset[str]
 
     def number(self, name: str) -> float | None:
-        """Return the value of the stored tensor ``name``, which must have one element.
+        """Return the value of the stored tensor ``name``.
 
-        Return None if there is no such tensor, or if it has another number of elements.
+        Return None if there is no such tensor, or if the tensor does not have exactly one element.
         """
         files = FileTensors(check_shards(self.directory))
         if name not in files.meta or files.meta[name].numel() != 1:
@@ -111,9 +111,9 @@ class Inspection:
     Attributes:
         layout: Name of the layout of the checkpoint.
         damage: Messages about parts of the checkpoint that are missing, do not fit the model, or have changed
-            since they were written. Empty if the checkpoint is complete.
-        runtimes: A `RuntimeSupport` for each runtime. Empty if the checkpoint is damaged, or if its layout
-            has no inspector.
+            since they were written. Empty if the checkpoint is complete and unchanged.
+        runtimes: A `RuntimeSupport` for each runtime. Empty if the checkpoint is damaged, or if the layout of
+            the checkpoint has no inspector.
         verified: Number of tensors that were compared with their checksums.
     """
 
@@ -133,21 +133,21 @@ class Inspection:
 def inspect_checkpoint(
     directory: str | Path, *, trust_remote_code: bool = False, verify: bool = False, build: Callable[[Path], nn.Module] | None = None
 ) -> Inspection:
-    """Return an `Inspection` that describes the damage of a checkpoint, and which runtimes support it.
+    """Return an `Inspection`, which says whether a checkpoint is damaged and which runtimes support it.
 
-    The function reads scales. It reads weights only if ``verify`` is true.
+    The function reads scales. It reads weights only if ``verify`` is True.
 
     Args:
         directory: A quantized checkpoint in a layout that an installed plugin reads.
         trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
         verify: Whether to compare all bytes with the checksums that were computed when the checkpoint was
             written (`quark.checkpoint.run_file.verify`). If bytes have changed, nothing else is inspected.
-        build: A function that builds the float model for a directory. None builds the class that
-            ``config.json`` names.
+        build: A function that builds the float model for a directory. If None, the class that
+            ``config.json`` names is built.
 
     Raises:
-        CheckpointError: ``directory`` is not a quantized checkpoint, no installed layout reads it, or it has
-            no checksums although ``verify`` is true.
+        CheckpointError: ``directory`` is not a quantized checkpoint, or no installed layout reads it. Or
+            ``verify`` is True, but the checkpoint has no checksums.
         UnsupportedError: The reader of the layout does not support a part of the checkpoint.
     """
     path = Path(directory)
@@ -180,10 +180,10 @@ def inspect_checkpoint(
 def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -> None:
     """Check that an export has all tensors that the reader of its layout needs.
 
-    This reads only the headers of files. The check is skipped for the exporters of this project
-    (`quark.plugins.attribution.Origin.is_checked_whole`), except in strict mode. It is also skipped if the
-    layout has no reader, if the reader reads its own files or refuses this export, and if transformers would
-    not build the model from the ``config.json`` of the export.
+    The function reads only the headers of files. Except in strict mode, the check is skipped for the
+    exporters of this project (`quark.plugins.attribution.Origin.is_checked_whole`). It is also skipped if
+    the layout has no reader, if the reader is a `ReadsOwnFiles` or refuses this export, or if transformers
+    would not build the model from the ``config.json`` of the export.
 
     Args:
         exporter: Name of the exporter.
@@ -221,7 +221,7 @@ def _placed(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return messages about stored tensors that do not fit the model, and the names of missing tensors.
 
-    ``model`` must have been prepared by the reader of the layout.
+    The reader of the layout must have prepared ``model`` before the call.
     """
     found, misfits = place_headers(model, place_of, shards, exclude)
     tie(model, found)

@@ -1,9 +1,10 @@
 """`LayerStorage`, which names and packs the tensors of a quantized linear layer in one layout.
 
-The same object writes and reads. If a layout packs codes in another way than the number formats, for example
-as ``qweight`` or ``weight_packed``, implement a `LayerStorage` for it. `quark.checkpoint.CheckpointExporter`
-and `StorageReader` then write and read whole models. While a checkpoint is loaded, a `StoredLayer` holds the
-stored tensors of each layer. After loading, the quantized layer replaces it.
+The same object is used for writing and reading. If a layout does not pack codes like the number formats, for
+example because it stores them as ``qweight`` or ``weight_packed``, implement a `LayerStorage` for this
+layout. `quark.checkpoint.CheckpointExporter` and `StorageReader` then write and read whole models. While a
+checkpoint is loaded, a `StoredLayer` contains the stored tensors of each layer. After loading, a quantized
+layer replaces the `StoredLayer`.
 """
 
 from __future__ import annotations
@@ -44,38 +45,39 @@ class LayerStorage(Protocol):
     def __hash__(self) -> int: ...
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """Return why a layer with the configuration ``config`` cannot be stored, or None if it can.
+        """Return why a layer with the configuration ``config`` cannot be stored, or None if it can be stored.
 
-        ``shape`` is the shape of its weight.
+        ``shape`` is the shape of the layer's weight.
         """
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
         """Return the tensors to store for a layer, as a dictionary from the last part of the name to tensor.
 
-        The layer is one for which `why_not` returns None. This must also work for meta tensors.
+        quark calls this method only for layers for which `why_not` returns None. The method must also work
+        with meta tensors.
         """
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
         """Return the codes and scales of a layer whose weight has the shape ``shape``.
 
-        Inverse of `stored`.
+        This is the inverse of `stored`.
         """
 
 
 def layer_codes(
     layer: str, config: QLayerConfig, shape: tuple[int, ...], storage: LayerStorage, names: Mapping[str, str]
 ) -> tuple[LayerCodes, ...]:
-    """Return the `LayerCodes` with which a run can write a stored layer again without rounding it.
+    """Return a tuple with one `LayerCodes`, so that a run can write a stored layer again without rounding it.
 
-    The result is a tuple with one item. It is empty if the input of the layer has static scales, but the
-    checkpoint does not store them.
+    The tuple is empty if the input of the layer has static scales that the checkpoint does not store.
 
     Args:
         layer: Full name of the layer.
         config: Quantization of the layer.
         shape: Shape of the weight.
         storage: Storage of the layout.
-        names: A dictionary from the name of a tensor in ``storage`` to its full name in the checkpoint.
+        names: A dictionary from the name that ``storage`` uses for a tensor to the tensor's full name in the
+            checkpoint.
     """
     inputs = None if config.input_tensors is None else quantizer_for(config.input_tensors, activation=True)
     if inputs is not None and not inputs.is_dynamic and not any(leaf.startswith("input_") for leaf in names):
@@ -96,7 +98,7 @@ def meta_tensors(storage: LayerStorage, config: QLayerConfig, shape: tuple[int, 
 
 
 def _key(spec: TensorSpec | None) -> TensorSpec | None:
-    """Return ``spec`` in a form that can be hashed, so that it can be a key of a cache."""
+    """Return ``spec`` in a hashable form, which can be a key of a cache."""
     return tuple(spec) if isinstance(spec, list) else spec
 
 
@@ -107,13 +109,14 @@ def _on_meta(storage: LayerStorage, weight: TensorSpec, inputs: TensorSpec | Non
 
 
 class StorageReader(LayoutReader):
-    """The base class of readers of layouts whose layers are packed by a `LayerStorage`.
+    """The base class of readers for layouts in which a `LayerStorage` packs the layers.
 
-    The files show which layers have codes, and the ``quantization_config`` shows the form of the codes.
+    The names of the stored tensors determine which layers have codes. The ``quantization_config`` determines
+    the form of the codes.
 
     Attributes:
         storage: The `LayerStorage` of the layout.
-        excluded_under: Key of the ``quantization_config`` whose value lists the excluded modules.
+        excluded_under: The key in the ``quantization_config`` whose value is the list of excluded modules.
     """
 
     storage: LayerStorage
@@ -121,26 +124,27 @@ class StorageReader(LayoutReader):
 
     @abstractmethod
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """Return the quantization of each layer that has codes, as a dictionary from full name.
+        """Return a dictionary from the full name of each layer that has codes to the layer's quantization.
 
         Args:
             block: The ``quantization_config``.
-            stored: A dictionary from full name of each tensor of the checkpoint to its dtype and shape.
+            stored: A dictionary from the full name of each tensor in the checkpoint to its dtype and shape.
 
         Raises:
-            ConfigError, CheckpointError, UnsupportedError: The block cannot be used, or does not fit the
-                files.
+            ConfigError, CheckpointError, UnsupportedError: ``block`` cannot be used, or does not fit the
+                stored tensors.
         """
 
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """Return the quantization of the KV cache, as a dictionary from full name of a projection.
+        """Return the quantization of the KV cache, as a dictionary from the full name of a projection.
 
-        The projections are those whose outputs attention caches. The default implementation returns an empty
-        dictionary, which means a float cache.
+        A projection is in the dictionary if its output is stored in the KV cache. The default implementation
+        returns an empty dictionary, which means a float cache.
 
         Args:
-            stored: A dictionary from full name of each tensor of the checkpoint to its dtype and shape. The
-                scales of keys and values are stored with every attention module, as ``k_scale``.
+            stored: A dictionary from the full name of each tensor in the checkpoint to its dtype and shape.
+                Every attention module stores the scales of its keys and values, under names such as
+                ``k_scale``.
         """
         return {}
 
@@ -172,10 +176,10 @@ class StorageReader(LayoutReader):
 
 
 class StoredLayer(Packed):
-    """A module that replaces a linear layer while a checkpoint is loaded, and holds its stored tensors.
+    """A module that replaces a linear layer while a checkpoint is loaded.
 
-    The buffers have the names that the `LayerStorage` defines. If the weight is not quantized, the module has
-    a parameter ``weight`` instead.
+    The stored tensors of the layer are buffers of the module. The `LayerStorage` defines their names. If the
+    weight is not quantized, the module has a parameter ``weight`` instead of these buffers.
 
     Args:
         layer: The float layer. Its tensors are not used, and may be on any device.
@@ -210,7 +214,7 @@ class StoredLayer(Packed):
         return self._restored(keeps_tensors=False)
 
     def from_codes(self) -> QuantizedLayer:
-        """Return a quantized layer that keeps its weight packed, as the stored tensors.
+        """Return a quantized layer whose weight stays packed in the form of the stored tensors.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -219,7 +223,7 @@ class StoredLayer(Packed):
 
     @torch.no_grad()
     def _restored(self, *, keeps_tensors: bool) -> QuantizedLayer:
-        """Return the quantized layer. If ``keeps_tensors`` is true, its weight stays packed."""
+        """Return the quantized layer. If ``keeps_tensors`` is True, the layer's weight stays packed."""
         layer = self._quantized[0]
         layer._parameters["bias"] = self._parameters["bias"]
         if self._config.weight is None:
@@ -268,11 +272,11 @@ class StoragePacking:
 
 
 def by_pattern(layers: Mapping[str, QLayerConfig], others: Iterable[str]) -> dict[str, QLayerConfig]:
-    """Return the configurations of layers, as a dictionary with few patterns instead of many full names.
+    """Replace full names of layers by patterns, and return a dictionary from pattern to configuration.
 
-    Names that differ only in numbers get one pattern, if their configurations are equal and the pattern
-    matches no other name. This saves time, because a model may have thousands of experts, and a look-up
-    compares a name with one pattern after another.
+    Names that differ only in numbers are replaced by one pattern, if their configurations are equal and the
+    pattern matches no other name. A model may have thousands of experts, and a look-up compares a name with
+    one pattern after another, so fewer patterns save time.
 
     Args:
         layers: A dictionary from full name of a layer to its configuration.

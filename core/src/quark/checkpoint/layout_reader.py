@@ -2,10 +2,10 @@
 
 A plugin derives a class from `LayoutReader` and names it as ``reader`` of an `ExporterRecord`. A reader
 parses the ``quantization_config`` (`LayoutReader.configuration`), changes a float model so that the stored
-tensors fit it (`LayoutReader.prepare`), and maps stored names to paths in that model
-(`LayoutReader.place_of`). Core does the rest. It builds the float model from ``config.json``, checks and
-reads the files, puts every tensor in its place, checks that no tensor is missing, and replaces each
-`quark.models.layers.layers_from_codes.Packed` by the quantized module.
+tensors fit (`LayoutReader.prepare`), and maps stored names to paths in the changed model
+(`LayoutReader.place_of`). The package ``quark`` does the rest. It builds the float model from
+``config.json``, checks and reads the files, puts every tensor in its place, checks that no tensor is
+missing, and replaces each `quark.models.layers.layers_from_codes.Packed` by the quantized module.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class StoredConfig:
 
 
 class LayoutReader(ABC):
-    """The base class of readers of one checkpoint layout.
+    """The base class of readers. A reader reads checkpoints of one layout.
 
-    Quark creates one object for each checkpoint, without arguments.
+    quark creates one object for each checkpoint, without arguments.
 
     Attributes:
-        renamings: Pairs of a regular expression and a replacement, which are applied in order to stored
-            names. The results are names in the prepared model. ``from_pretrained`` of transformers uses these
-            pairs instead of `place_of`. Source: ``WeightRenaming`` of transformers 5.
+        renamings: Pairs of a regular expression and a replacement. They are applied in order to a stored
+            name, and the result is a name in the prepared model. ``from_pretrained`` of transformers uses
+            these pairs instead of `place_of`. They have the form of ``WeightRenaming`` in transformers 5.
     """
 
     renamings: Sequence[tuple[str, str]] = ()
@@ -62,15 +62,15 @@ class LayoutReader(ABC):
         Args:
             block: The ``quantization_config`` in ``config.json``. It has not been validated, so values may
                 have any type.
-            directory: The checkpoint. If transformers loads it, this is the argument of ``from_pretrained``,
-                which may also be the name of a model on a hub.
+            directory: The checkpoint. If transformers loads the checkpoint, this is the argument of
+                ``from_pretrained``, which may also be the name of a model on a hub.
 
         Raises:
-            ConfigError, CheckpointError: The block cannot be used.
+            ConfigError, CheckpointError: ``block`` cannot be used.
         """
 
     def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
-        """Change a float model in place so that the stored tensors fit it, and return its plan.
+        """Change a float model in place so that the stored tensors fit, and return the plan of the model.
 
         The default implementation calls `quark.checkpoint.pack_model`.
 
@@ -87,7 +87,8 @@ class LayoutReader(ABC):
     def place_of(self, model: nn.Module, name: str) -> str:
         """Return the path of a stored tensor in the prepared model.
 
-        An example is ``"lm_head.weight_quantizer.scale"``. The default implementation returns ``name``.
+        An example of a path is ``"lm_head.weight_quantizer.scale"``. The default implementation returns
+        ``name``.
 
         Args:
             model: The model after `prepare`.
@@ -96,9 +97,9 @@ class LayoutReader(ABC):
         return name
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig | None:
-        """Return the quantization that all quantized layers have in common, or None.
+        """Return the quantization that all quantized layers have in common.
 
-        None means that the ``quantization_config`` does not state such a quantization.
+        Return None if the ``quantization_config`` does not contain such a quantization.
 
         Raises:
             ConfigError, UnsupportedError: The block cannot be used.
@@ -107,7 +108,7 @@ class LayoutReader(ABC):
 
 
 class ReadsOwnFiles(LayoutReader):
-    """The base class of readers of layouts that do not store tensors in ``model*.safetensors``."""
+    """The base class of readers for layouts that do not store tensors in ``model*.safetensors``."""
 
     @abstractmethod
     def tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
@@ -122,7 +123,7 @@ def quantization_block(directory: Path) -> dict[str, Any]:
     """Return the ``quantization_config`` in the ``config.json`` of a checkpoint.
 
     Raises:
-        CheckpointError: The file or the block is missing.
+        CheckpointError: ``config.json`` or the ``quantization_config`` in it is missing.
     """
     path = directory / "config.json"
     if not path.is_file():
@@ -138,10 +139,10 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
 
     Args:
         block: The checkpoint's ``quantization_config``.
-        path: The file with the block, for messages.
+        path: The file that contains ``block``, for messages.
 
     Raises:
-        CheckpointError: No registered layout fits the block, or the layout that fits has no reader.
+        CheckpointError: No registered layout fits ``block``, or the layout that fits has no reader.
         AmbiguousNameError: (a ValueError) Several layouts fit equally well.
     """
     name = exporters().fitting_one(block, "reader", path)
