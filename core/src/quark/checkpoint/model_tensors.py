@@ -55,12 +55,12 @@ Source: checkpoints of AMD Quark 0.13.
 class Part:
     """Tensors that are computed together, such as the tensors of a layer.
 
-    A part is never split over two files.
+    All tensors of a part are written to the same file.
 
     Attributes:
-        meta: A dictionary from full name to meta tensor, which has the shape and dtype of the tensor.
-        make: A function that returns the tensors, under the same names.
-        device: The device on which `make` computes.
+        meta: A dictionary from the full name of each tensor to a meta tensor with the same shape and dtype.
+        make: A function that computes the tensors, and returns a dictionary from full name to tensor.
+        device: The device on which ``make`` computes.
     """
 
     meta: Mapping[str, Tensor]
@@ -79,9 +79,9 @@ class Part:
 
 
 def small_joined(parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield ``parts``, but join parts that end in the same `_SMALL` bytes of the file.
+    """Yield ``parts``, but join small neighbours into one part, because they are written faster together.
 
-    Joined parts are written together, which is faster.
+    The data is cut into sections of `_SMALL` bytes. Parts that end in the same section are joined.
     """
     ends = accumulate(sum(tensor.nbytes for tensor in part.meta.values()) for part in parts)
     for _, group in groupby(zip(parts, ends, strict=True), lambda pair: pair[1] // _SMALL):
@@ -95,30 +95,31 @@ class Region:
     A region is one module without some of the modules inside it.
 
     Attributes:
-        root: Full name of the module; empty for the model itself.
-        without: Full names of the modules that do not belong to the region.
+        root: Full name of the module. It is empty for the model itself.
+        without: Full names of the modules inside ``root`` that do not belong to the region.
     """
 
     root: str = ""
     without: tuple[str, ...] = ()
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return the modules of the region as a dictionary from full name, in the model's order.
+        """Return a dictionary from full name to module for all modules of the region, in the model's order.
 
         A shared module appears under each of its names.
         """
         return self._inside(model.get_submodule(self.root).named_modules(prefix=self.root, remove_duplicate=False))
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the parameters and persistent buffers of the region, as a dictionary from full name.
+        """Return the parameters and persistent buffers of the region as a dictionary.
 
-        The dictionary is in the model's order. Tied tensors are one object.
+        A key is a full name. The dictionary is in the model's order. The names of tied tensors map to the
+        same object.
         """
         prefix = f"{self.root}." if self.root else ""
         return self._inside(model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix).items())
 
     def _inside(self, named: Iterable[tuple[str, V]]) -> dict[str, V]:
-        """Return a dictionary of the pairs in ``named`` whose names are in no excluded module."""
+        """Return those pairs of ``named`` whose names are not in an excluded module, as a dictionary."""
         excluded = set(self.without)
         return {name: value for name, value in named if excluded.isdisjoint((name, *owners(name)))}
 
@@ -126,9 +127,9 @@ class Region:
 def is_tied_apart(model: nn.Module) -> bool:
     """Return whether ``tie_word_embeddings`` must become False in the config that an export writes.
 
-    It must if quantization has untied the head from the embeddings, and the config ties nothing else. If the
-    config ties other tensors too, the setting stays, because readers do not tie tensors with different
-    values.
+    The result is True if quantization has untied the head from the embeddings, and the config ties no other
+    tensors. If the config also ties other tensors, the setting stays. This does no harm, because readers do
+    not tie tensors with different values.
     """
     if not getattr(model.config, "tie_word_embeddings", False) or len(tied_on_loading(model)) > 1:
         return False
@@ -137,14 +138,14 @@ def is_tied_apart(model: nn.Module) -> bool:
 
 
 def same_weights(model: nn.Module, layers: Collection[str]) -> dict[str, str]:
-    """Return the quantized layers that loading ties to another layer with the same codes and scales.
+    """Return the quantized layers that are tied to another layer with the same codes and scales on loading.
 
     Args:
         model: The quantized model.
         layers: Full names of quantized layers. Both layers of a pair must be among them.
 
     Returns:
-        A dictionary from the name of a layer to the name of the other layer.
+        A dictionary from the name of such a layer to the name of the other layer.
     """
     pairs = ((name.removesuffix(".weight"), source.removesuffix(".weight")) for name, source in tied_on_loading(model).items())
     own = ((name, source) for name, source in pairs if name in layers and source in layers)
@@ -154,14 +155,14 @@ def same_weights(model: nn.Module, layers: Collection[str]) -> dict[str, str]:
 def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: Collection[str], ties: Mapping[str, str]) -> list[Part]:
     """Return a part for each tensor that is stored unchanged.
 
-    If loading ties a tensor to another, the tensor is stored once, under its first name. Other shared tensors
-    are stored under each of their names, because a reader does not know that they are shared.
+    If two tensors are tied when the model is loaded, they are stored once, under the first name. Other shared
+    tensors are stored under each of their names, because a reader cannot find out that they are shared.
 
     Args:
-        state: A dictionary from full name to tensor. Shared tensors are one object.
+        state: A dictionary from full name to tensor. The names of shared tensors map to the same object.
         elsewhere: Full names of modules whose tensors are stored in another way.
-        others: Full names of tensors in these modules that are stored unchanged nevertheless.
-        ties: Ties of the model, from `tied_on_loading`.
+        others: Full names of tensors in the modules ``elsewhere`` that are stored unchanged nevertheless.
+        ties: The result of `tied_on_loading` for the model.
     """
     inside, seen = set(elsewhere), set()
     parts = []
@@ -178,11 +179,11 @@ def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: C
 def carried_parts(content: CheckpointContent) -> list[Part]:
     """Return a part for each tensor of the source checkpoint that the model's class does not use.
 
-    Such a tensor is written as it is stored. If it is stored as codes, they are dequantized to the dtype of
-    the model.
+    Such a tensor is copied without changes. But if the source checkpoint stores it as codes, the codes are
+    dequantized to the dtype of the model.
 
     Raises:
-        CheckpointError: The checkpoint of the model has been removed or changed.
+        CheckpointError: The source checkpoint has been removed or changed.
     """
     names = content.plan.carried
     if not names:
@@ -212,7 +213,10 @@ def carried_parts(content: CheckpointContent) -> list[Part]:
 
 
 def warn_of_left_out(content: CheckpointContent, form: str) -> None:
-    """Log a warning if files of the form ``form`` cannot contain tensors that a checkpoint would copy."""
+    """Log a warning that a file of the form ``form`` lacks the tensors that `carried_parts` would copy.
+
+    If there are no such tensors, do nothing.
+    """
     if names := getattr(content.plan, "carried", ()):  # the plan of a graph has no such attribute
         get_logger(__name__).warning(
             f"A {form} file holds only the tensors of a {type(content.model).__name__}. It lacks {len(names)} other tensor(s) of the float "
@@ -221,9 +225,9 @@ def warn_of_left_out(content: CheckpointContent, form: str) -> None:
 
 
 def activation_tensors(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:
-    """Return the scales to store for a static quantizer of an activation, as a dictionary from suffix.
+    """Return the tensors to store for a static quantizer of an activation, as a dictionary from suffix.
 
-    These are the scales ``qparams``, or the scales of ``module`` if ``qparams`` is None.
+    They contain the scales ``qparams``, or the scales of ``module`` if ``qparams`` is None.
     """
     stored = qparams or (module.qparams if module is not None else None)
     if module is None or stored is None:
@@ -235,7 +239,7 @@ def activation_tensors(module: QuantizerModule | None, qparams: QParams | None, 
 def is_stored(suffix: str, module: QuantizerModule, options: ExportOptions) -> bool:
     """Return whether the tensor with the suffix ``suffix`` is written.
 
-    Zero points that are all 0 are left out if the options say so.
+    Zero points that are all 0 are left out if ``options.zero_points`` is False.
     """
     return options.zero_points or not suffix.startswith("zero_point") or module.zero_point is not None
 
@@ -243,20 +247,23 @@ def is_stored(suffix: str, module: QuantizerModule, options: ExportOptions) -> b
 def scale_suffixes(module: QuantizerModule | None, options: ExportOptions, shape: tuple[int, ...] = (1,)) -> list[str]:
     """Return the suffixes that `activation_tensors` may return for an activation of shape ``shape``.
 
-    The batch size in ``shape`` is 1. The result is empty if the activation has no static scales.
+    The batch size in ``shape`` must be 1. The result is empty if the activation has no static scales.
     """
     return [] if module is None else list(packed_scales(module.quantizer, shape, options.pack_method))
 
 
 def attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
-    """Return the quantizers of probabilities, queries, keys and values, as a dictionary from full name."""
+    """Return a dictionary from full name to module for the quantizers in attention modules.
+
+    These are the quantizers of probabilities, queries, keys and values.
+    """
     return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
 def probability_parts(quantizers: Mapping[str, QuantizerModule], options: ExportOptions) -> Iterator[Part]:
-    """Yield a part for the scales of each quantizer of attention probabilities.
+    """Yield a part with the scales of each quantizer of attention probabilities.
 
-    ``quantizers`` is a dictionary from full name to quantizer inside attention.
+    ``quantizers`` is the result of `attention_quantizers`.
     """
     for name, module in quantizers.items():
         attention, _, attribute = name.rpartition(".")
@@ -268,11 +275,11 @@ def probability_parts(quantizers: Mapping[str, QuantizerModule], options: Export
 def state_parts(
     model: nn.Module, attentions: Iterable[AttentionRow], layers: Collection[str], options: ExportOptions, *, as_vectors: bool = False
 ) -> Iterator[Part]:
-    """Yield a part for those scales of queries, keys and values that are stored with the attention module.
+    """Yield a part for each attention module that stores the scales of its queries, keys and values itself.
 
     Args:
         model: The quantized model.
-        attentions: The attention modules that store these scales themselves.
+        attentions: These attention modules.
         layers: Full names of the quantized layers in the region that is written.
         options: Options of the export.
         as_vectors: Whether scales are stored with the shape ``[1]`` instead of ``[]``, and with the shape
@@ -294,7 +301,7 @@ def state_parts(
 
 
 def _scales(tensors: Mapping[str, Tensor]) -> Part:
-    """Return a part with tensors that exist already."""
+    """Return a part with the existing tensors ``tensors``."""
     return Part({name: t.to("meta") for name, t in tensors.items()}, lambda: tensors)
 
 
@@ -306,12 +313,12 @@ def set_attention_scales(
     *,
     as_vectors: bool = False,
 ) -> None:
-    """Set the scales of quantizers inside attention to the written tensors.
+    """Set the scales of the quantizers in attention modules from written tensors.
 
-    These are the tensors of `probability_parts` and `state_parts`.
+    These tensors were written by `probability_parts` and `state_parts`.
 
     Args:
-        quantizers: A dictionary from full name to quantizer inside attention. The quantizers have no scales.
+        quantizers: The result of `attention_quantizers`. The quantizers have no scales yet.
         attentions: The attention modules that store scales of queries, keys and values themselves.
         written: The writer that reads the written tensors.
         options: Options of the export.

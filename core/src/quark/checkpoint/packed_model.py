@@ -41,20 +41,20 @@ def pack_model(
 ) -> QuantPlan:
     """Replace every layer that the configuration quantizes by a `Packed` layer, in place. Return the plan.
 
-    Attention modules get their quantizers, and layers get their branches. The additions of other algorithms
-    that run with the model are restored.
+    Attention modules get quantizers. If the configuration contains an algorithm that adds branches, hooks or
+    other parts to the model, these parts are added again.
 
     Args:
         model: A float model. Its weights are not used, and may be on any device.
         quant_config: The configuration of the checkpoint.
         pack_method: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
-        pack_layer: A function that creates the packed layers. None creates a `PackedLayer`, whose tensors the
-            number formats name and pack.
-        states_with_attention: Whether scales of keys and values are stored with every attention module, as
-            ``k_scale``. If False, they are stored with the projections, except if a projection is fused.
+        pack_layer: A function that creates a packed layer. If None, each layer becomes a `PackedLayer`, in
+            which the number formats define the names and the packing of the tensors.
+        states_with_attention: Whether every attention module stores the scales of its keys and values, such
+            as ``k_scale``. If False, the projections store these scales, except if a projection is fused.
 
     Returns:
-        The plan of the float model, which equals the plan of the run that made the checkpoint.
+        The plan of the model. It equals the plan of the run that made the checkpoint.
 
     Raises:
         UnsupportedError: The configuration quantizes attention, but the model cannot use quark's attention

@@ -1,7 +1,7 @@
 """The record of which distributions provide the formats, observers and algorithms of a checkpoint.
 
-This is the block ``plugins`` of the ``quantization_config``. An export writes it, and a reader checks it. AMD
-Quark 0.13, transformers and vLLM ignore it::
+The record is the value of ``plugins`` in the ``quantization_config``. An export writes this value, and a
+reader checks it. AMD Quark 0.13, transformers and vLLM ignore it. Example::
 
     {"formats": {"acme_nf3": {"distribution": "acme-quant", "version": "0.1.0", "layout_version": 1}},
      "observers": {"AcmeRmsObserver": {…}}, "algorithms": {"acme_weighted": {…}}}
@@ -26,9 +26,9 @@ _DISTRIBUTION, _VERSION = r"[a-z0-9]+(-[a-z0-9]+)*", r"[0-9a-z.+!-]+"
 
 
 def provenance(config: QConfig) -> dict[str, Any]:
-    """Return the block ``plugins`` for a configuration, as JSON values.
+    """Return the value of ``plugins`` for a configuration, in JSON form.
 
-    It has the distribution and the version of every format, observer and algorithm.
+    It contains the distribution and the version of every format, observer and algorithm.
     """
     specs = [level for spec in _specs(config) for level in (*levels(spec), *canonicalize(spec))]
     names = {level.dtype.name for level in specs}
@@ -41,12 +41,13 @@ def provenance(config: QConfig) -> dict[str, Any]:
 
 
 def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> None:
-    """Check that the formats and observers of a checkpoint are installed, in versions that can read it.
+    """Check that formats and observers are installed in versions that can read a checkpoint.
 
-    Checkpoints of other tools and of earlier versions name no distributions, so they are not checked.
+    Checkpoints from other tools and from earlier versions name no distributions, so they are not checked.
 
     Args:
-        config: The configuration of the checkpoint. `QConfig.written_with` is its block ``plugins``.
+        config: The configuration of the checkpoint. ``config.written_with`` is the value of ``plugins`` in
+            the checkpoint.
         checkpoint: A description of the checkpoint, for messages.
 
     Raises:
@@ -82,13 +83,13 @@ def _specs(config: QConfig) -> Iterator[TensorSpec]:
 
 
 def _entry(registry: Registry[Any], name: str) -> dict[str, str]:
-    """Return the distribution that registers ``name``, and its version."""
+    """Return a dictionary with the distribution that registers ``name``, and the distribution's version."""
     source = registry.source(name)
     return {"distribution": source.distribution, "version": source.version}
 
 
 def _entries(block: Any, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the name and the entry for each entry of one kind, such as ``"formats"``.
+    """Yield the name and the value of each entry of one kind, such as ``"formats"``.
 
     Skip malformed entries.
     """
@@ -101,7 +102,7 @@ def _entries(block: Any, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _require(registry: Registry[Any], name: str, entry: Mapping[str, Any], checkpoint: str) -> None:
     """Raise UnknownNameError if ``name`` is not registered.
 
-    The message names the distribution in ``entry``.
+    The error message names the distribution that ``entry`` contains.
     """
     try:
         registry.get(name)
@@ -113,7 +114,7 @@ def _require(registry: Registry[Any], name: str, entry: Mapping[str, Any], check
 def _who(entry: Mapping[str, Any]) -> str:
     """Return the distribution and the version in ``entry``, for messages.
 
-    Only well-formed names and versions are returned, because the author of the file is unknown.
+    If a name or version is not well-formed, it is not returned, because the author of the file is unknown.
     """
     distribution, version = str(entry.get("distribution", "")), str(entry.get("version", ""))
     if not re.fullmatch(_DISTRIBUTION, distribution):

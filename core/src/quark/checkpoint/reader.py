@@ -1,6 +1,6 @@
 """Functions that read checkpoints of any registered layout.
 
-The model has the same logits as before its export.
+A model that was read computes the same logits as the model that was exported.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ def import_model_from_safetensors(
     read.
 
     Args:
-        model: A float model of the same structure, which is changed in place. None builds the model from the
-            ``config.json`` of the export, which is possible only for transformers models.
+        model: A float model of the same structure. It is changed in place. If None, the model is built from
+            the ``config.json`` of the export. This is possible only for transformers models.
         model_dir: Directory of the export.
-        multi_device: Has no effect. It is part of AMD Quark's public API.
-        trust_remote_code: Whether code that comes with the checkpoint is allowed to run, if ``model`` is
-            None.
-        attn_implementation: Attention implementation, if ``model`` is None. None means the default of
-            transformers.
-        device: Device to load to. ``"cuda"`` means the CPU on a machine without CUDA.
-        multi_gpu: Has no effect. It is part of AMD Quark's public API.
-        packed: Whether weights stay as stored, so that each forward pass unpacks them. The model then needs
-            only as much memory as its files. It computes the same, but more slowly.
+        multi_device: This argument has no effect. It exists because AMD Quark's public API has it.
+        trust_remote_code: Whether code that comes with the checkpoint is allowed to run. The argument matters
+            only if ``model`` is None.
+        attn_implementation: Attention implementation of the model that is built if ``model`` is None. None
+            means the default of transformers.
+        device: The device of the loaded model. On a machine without CUDA, ``"cuda"`` means the CPU.
+        multi_gpu: This argument has no effect. It exists because AMD Quark's public API has it.
+        packed: Whether weights stay packed in memory as in the files. Each forward pass then unpacks them.
+            The model needs only as much memory as its files. It computes the same results, but more slowly.
             `quark.checkpoint.unpack_model` unpacks such a model.
 
     Returns:
-        The model in evaluation mode, with the same layers as after `ModelQuantizer.quantize_model`.
+        The model in evaluation mode. It has the same layers as after `ModelQuantizer.quantize_model`.
 
     Raises:
         CheckpointError: The export is incomplete or damaged, no installed layout reads it, or its tensors do
@@ -80,8 +80,8 @@ def import_model_from_safetensors(
             contains.
         AmbiguousNameError: Several installed layouts can read the export.
         MissingPluginError: An algorithm that runs with the model is not installed.
-        UnknownNameError: A format, an observer or another record is not installed; the message names its
-            distribution if it is known.
+        UnknownNameError: A format, an observer or another record is not installed. The message names the
+            distribution that provides it, if this is known.
         UnsupportedError: The export needs a feature that this package or the model does not support.
         PluginError: The code of a plugin failed.
     """
@@ -110,18 +110,18 @@ def _refuse_lost_buffers(model: nn.Module) -> None:
 
 @attributed("reading a checkpoint")
 def packed_content(model_dir: str | Path, *, trust_remote_code: bool = False) -> CheckpointContent:
-    """Return the content of an export of a transformers model, with packed layers.
+    """Read the export of a transformers model, and return its content with packed layers.
 
     The layers are `quark.models.layers.layers_from_codes.Packed`, so the model needs no more memory than its
-    files. The errors are those of `import_model_from_safetensors`.
+    files. The function raises the same errors as `import_model_from_safetensors`.
     """
     return _packed_content(empty_model(Path(model_dir), None, trust_remote_code=trust_remote_code), Path(model_dir))
 
 
 def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointContent:
-    """Load a checkpoint into ``float_model``, in place, and return its content. Layers stay packed.
+    """Load a checkpoint into ``float_model``, in place, and return the content. The layers stay packed.
 
-    The errors are those of `packed_content`.
+    The function raises the same errors as `packed_content`.
     """
     opened = OpenedCheckpoint.of(directory, as_model(float_model))
     model = opened.model
@@ -138,15 +138,15 @@ def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointConten
 
 @attrs.frozen(eq=False)
 class OpenedCheckpoint:
-    """A quantized checkpoint, and a model that fits its tensors, before any tensor is read.
+    """A quantized checkpoint whose tensors have not been read, and a model that is prepared for the tensors.
 
     Attributes:
         directory: The checkpoint.
         layout: Name of the layout of the checkpoint.
         reader: Reader of the layout.
         config: Configuration of the quantized model.
-        shards: The safetensors files of the checkpoint; empty if the layout stores tensors in other files.
-        model: The model, changed so that the tensors fit it.
+        shards: The safetensors files of the checkpoint. Empty if the layout stores tensors in other files.
+        model: The model. It was changed so that the tensors fit.
         plan: Plan of the model.
     """
 
@@ -160,9 +160,9 @@ class OpenedCheckpoint:
 
     @classmethod
     def of(cls, directory: Path, model: nn.Module) -> Self:
-        """Open a checkpoint, and change the float model ``model`` in place so that the tensors fit it.
+        """Open a checkpoint, and change the float model ``model`` in place so that the tensors fit.
 
-        The errors are those of `packed_content`.
+        The function raises the same errors as `packed_content`.
         """
         block = quantization_block(directory)
         layout = layout_for(block, directory / "config.json")
@@ -174,7 +174,7 @@ class OpenedCheckpoint:
 
 
 def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, directory: Path, whose: Origin | None = None) -> QuantPlan:
-    """Change a float model in place so that the tensors of a checkpoint fit it, and return the plan.
+    """Change a float model in place so that the tensors of a checkpoint fit, and return the model's plan.
 
     Error messages name the ``config.json`` of the checkpoint.
     """
@@ -187,7 +187,10 @@ def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, direc
 
 
 def _expect(value: object, kind: type, method: str, whose: Origin) -> None:
-    """Raise PluginError if ``value``, the result of the method ``method`` of a plugin, is not a ``kind``."""
+    """Raise PluginError if ``value`` is not an instance of ``kind``.
+
+    ``value`` is what the method ``method`` of a plugin has returned.
+    """
     if not isinstance(value, kind):
         raise whose.error(f"returns {described(value)} from '{method}' instead of a {kind.__name__}")
 
@@ -208,7 +211,7 @@ def read_configuration(reader: LayoutReader, block: dict[str, object], directory
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Add the name of the configuration file to errors inside the ``with`` statement."""
+    """Add the path ``file`` to the messages of errors that are raised in a ``with`` block."""
     try:
         yield
     except UnknownNameError as error:
@@ -239,9 +242,9 @@ def _load(opened: OpenedCheckpoint) -> set[str]:
 
 
 def placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Callable[[str, Tensor], str]:
-    """Return a function from name and tensor to the path of the tensor in the prepared model.
+    """Return a function that returns the path of a stored tensor in the prepared model.
 
-    The name is the stored name. The tensor may be a meta tensor.
+    The arguments of that function are the stored name and the tensor, which may be a meta tensor.
     """
     restorers = restorers_of(config)
 
@@ -256,8 +259,7 @@ def placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Callab
 def _tensors(reader: LayoutReader, directory: Path, shards: Iterable[Shard]) -> Iterator[tuple[Path, str, Tensor]]:
     """Yield the file, the name and the tensor for each tensor of a checkpoint.
 
-    If the layout stores tensors in other files than safetensors files, the directory takes the place of the
-    file.
+    If the layout does not store tensors in safetensors files, yield the directory instead of the file.
     """
     if isinstance(reader, ReadsOwnFiles):
         for name, tensor in reader.tensors(directory):
@@ -272,7 +274,7 @@ def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: P
     """Put the tensor ``name`` of a checkpoint at ``target_path`` in the model, and return ``target_path``.
 
     Raises:
-        CheckpointError: The model has no such path, or needs another shape or dtype there.
+        CheckpointError: The model has no tensor at ``target_path``, or the shape or dtype does not fit.
     """
     owner, _, leaf = target_path.rpartition(".")
     try:
@@ -280,7 +282,7 @@ def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: P
         old = target._parameters.get(leaf) if leaf in target._parameters else target._buffers[leaf]
     except KeyError:
         raise CheckpointError(
-            f"'{path}' holds '{name}', for which the model has no place. The export is of another model: give the model that was exported"
+            f"'{path}' holds '{name}', for which this model has no place. Another model was exported: give the model that was exported"
         ) from None
     if old is None:
         raise CheckpointError(f"'{path}' holds '{name}', but this model has no such part. Give the model that was exported")
@@ -292,7 +294,7 @@ def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: P
 
 
 def fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
-    """Set zero points to 0 if the export lacks them and their spec is symmetric. Return their paths."""
+    """Set missing zero points of symmetric specs to 0. Return the paths of these zero points."""
     filled = set()
     for path, scales in ((path, m) for path, m in model.named_modules() if isinstance(m, PackedScales | PackedLayer)):
         for suffix in scales.zero_points_of_symmetric_specs():
@@ -303,11 +305,11 @@ def fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
 
 
 def tie(model: nn.Module, loaded: set[str]) -> None:
-    """Tie each tensor that the export lacks to the stored tensor to which the model ties it.
+    """Tie each tensor that the export lacks to a stored tensor, if the model ties these two tensors.
 
-    Loaded tensors stay as they are. So the export decides what is tied, not the config of ``model``. This is
-    necessary because quantization unties the output head from the embeddings, except if both have the same
-    codes. Codes are tied together with their scales.
+    Loaded tensors stay unchanged. So the export, and not the config of ``model``, decides which tensors are
+    tied. This is necessary because quantization unties the output head from the embeddings, except if both
+    have the same codes. If codes are tied, their scales are tied too.
     """
     before: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if not hasattr(model, "tie_weights") or loaded.issuperset(before):
@@ -334,8 +336,8 @@ def tie(model: nn.Module, loaded: set[str]) -> None:
 def layers_to_tie(model: nn.Module, loaded: Set[str]) -> dict[PackedLayer, PackedLayer]:
     """Return the layers that must share the codes and scales of other layers.
 
-    The result is a dictionary from a layer without stored codes to the layer with these codes. The model ties
-    the weights of the two layers, and both are quantized alike.
+    The result is a dictionary from a layer without stored codes to the layer whose codes it must share. The
+    model ties the weights of the two layers, and both layers have the same quantization.
 
     Args:
         model: The model, with packed layers.
@@ -353,15 +355,16 @@ def layers_to_tie(model: nn.Module, loaded: Set[str]) -> dict[PackedLayer, Packe
 
 
 def tied_codes(model: nn.Module) -> set[str]:
-    """Return the names of tied tensors of which at least one is stored as codes.
+    """Return the names of all tensors in pairs of tied tensors of which at least one is stored as codes.
 
-    Such tensors must not be tied blindly, because the codes of one layer are not the values of another.
+    Such tensors must not be tied without a check, because the codes of one layer are not the values of the
+    other layer.
     """
     return {path for names in _tied_names(model) if any(_holds_codes(model, name) for name in names) for path in names}
 
 
 def _tied_names(model: nn.Module) -> list[tuple[str, str]]:
-    """Return the pairs of names of tensors that the model ties. Both tensors are in the state dict."""
+    """Return a pair of names for each pair of tied tensors. Both names are in the state dict of the model."""
     state = model.state_dict(keep_vars=True)
     return [names for names in tied_on_loading(model).items() if state.keys() >= set(names)]
 

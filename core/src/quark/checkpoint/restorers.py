@@ -1,6 +1,6 @@
-"""Restorers, which put the additions of an algorithm back into a model when a checkpoint is read.
+"""Restorers. When a checkpoint is read, a restorer adds the parts of an algorithm to the model again.
 
-Additions are hooks, for example.
+Such parts are hooks, for example.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from quark.plugins import algorithms
 
 
 class Restorer(Protocol):
-    """The protocol of objects that restore the additions of one algorithm to a model.
+    """The protocol of objects that add the parts of one algorithm, such as hooks, to a model again.
 
-    Quark calls the class with the settings of the algorithm from the checkpoint.
+    quark creates the object with one argument: the settings of the algorithm in the checkpoint.
     """
 
     def restore(self, model: nn.Module, config: QConfig) -> None:
-        """Add to a float model what the algorithm had added before the export.
+        """Add the same parts to a float model that the algorithm added before the export.
 
-        Quark calls this after it has separated experts, and before it replaces layers and loads tensors.
-        Hooks on layers survive the replacement. If the checkpoint has tensors of this algorithm, this method
-        must add buffers for them.
+        quark calls this method after it has separated experts, and before it replaces layers and loads
+        tensors. When quark replaces a layer, the hooks of the layer are kept. If the checkpoint contains
+        tensors of this algorithm, this method must add buffers for these tensors.
 
         Raises:
             CheckpointError: The settings do not fit the model.
         """
 
     def place_of(self, name: str, tensor: Tensor) -> str:
-        """Return the full name in the restored model of the tensor that the checkpoint stores as ``name``.
+        """Return the full name that a stored tensor has in the restored model.
 
-        If the tensor does not belong to this algorithm, return ``name``.
+        ``name`` is the stored name. If the tensor does not belong to this algorithm, return ``name``.
         """
 
 
@@ -74,13 +74,16 @@ def restorers_of(config: QConfig) -> list[Restorer]:
 def missing_algorithms(config: QConfig) -> list[str]:
     """Return the names of the algorithms in ``config`` that are not installed.
 
-    Unknown tensors of the checkpoint may belong to these algorithms.
+    If the checkpoint contains unknown tensors, they may belong to these algorithms.
     """
     return [settings.name for settings in config.algo_config or () if settings.name not in algorithms()]
 
 
 def _own(settings: AlgoConfig) -> AlgoConfig:
-    """Return the settings of a checkpoint as an object of the algorithm's settings class."""
+    """Convert the settings from a checkpoint to an object of the algorithm's settings class.
+
+    If the algorithm need not be restored, the settings may stay a `StoredAlgoConfig`.
+    """
     if not isinstance(settings, StoredAlgoConfig):
         return settings
     if algorithms().get(settings.name).restorer is None and not settings.is_run:

@@ -1,7 +1,7 @@
-"""The file ``quark_run.json`` of a checkpoint, with checksums of its tensors and files, and their comparison.
+"""Functions that write ``quark_run.json`` in a checkpoint, and that verify the checkpoint with this file.
 
-The file also identifies the run. Checksums of tensors are computed while the tensors are written. `verify`
-compares the files with the checksums.
+``quark_run.json`` contains checksums of tensors and files, and identifies the run. Checksums of tensors are
+computed while the tensors are written. `verify` compares the files with the checksums.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Verification:
 
     Attributes:
         tensors: Number of tensors that have a checksum.
-        files: Number of files that have one checksum for the whole file. Safetensors files are not among
-            them.
+        files: Number of files that have a single checksum for the whole file. These are all files except
+            safetensors files and companions.
         changes: A message for each part that is missing or has changed.
     """
 
@@ -68,13 +68,14 @@ def begin_run_file(directory: Path, headers: Mapping[str, bytes], tensors: Mappi
 
 
 def complete_run_file(directory: Path, run: Mapping[str, Any] | None = None) -> None:
-    """Add to the run file the identity of the run, the sizes of all files, and the checksums of other files.
+    """Add the identity of the run, the sizes of files, and more checksums to the run file.
 
-    Companions of a checkpoint, such as a tokenizer, get no checksum, because other programs may replace them.
+    Each file whose header has no checksum gets a checksum of the whole file. Companions of a checkpoint, such
+    as a tokenizer, get no size and no checksum, because other programs may replace them.
 
     Args:
         directory: The complete checkpoint. Its exporter may have called `begin_run_file`.
-        run: Identity of the run, as JSON values; None for the export of a model in memory.
+        run: Identity of the run, in JSON form. None if the exported model was in memory.
     """
     begun = read_json(directory / RUN_FILE)["checksums"] if (directory / RUN_FILE).is_file() else {"headers": {}, "tensors": {}}
     paths = [p for p in sorted(directory.iterdir()) if p.is_file() and p.name not in (*COMPANIONS, *OF_THE_RUN)]
@@ -90,7 +91,7 @@ def verify(directory: Path) -> Verification:
     """Compare all bytes of a checkpoint with the checksums in its run file.
 
     Raises:
-        CheckpointError: The checkpoint has no checksums, or they cannot be read.
+        CheckpointError: The checkpoint has no checksums, or the checksums cannot be read.
     """
     sizes, headers, tensors, files = _contents(directory)
     changes = []
@@ -121,10 +122,10 @@ def verify(directory: Path) -> Verification:
 
 
 def _contents(directory: Path) -> tuple[dict[str, int], dict[str, str], dict[str, str], dict[str, str]]:
-    """Return four dictionaries from the run file, whose keys are names.
+    """Return four dictionaries that the run file contains. Their keys are names.
 
-    They contain the sizes of all files, the checksums of headers, the checksums of tensors, and the checksums
-    of files other than safetensors files.
+    The values are the sizes of files, the checksums of headers, the checksums of tensors, and the checksums
+    of whole files.
     """
     path = directory / RUN_FILE
     if not path.is_file():
@@ -152,13 +153,13 @@ def _maps_to(kind: type, values: object) -> bool:
 
 
 def _size_of(expected: str, most: int) -> int:
-    """Return the number of bytes that the checksum ``expected`` covers, but at most ``most``."""
+    """Return the number of bytes from which the checksum ``expected`` was computed, but at most ``most``."""
     size = expected.rpartition(":")[2]
     return min(int(size), most) if size.isdecimal() and len(size) < 20 else most
 
 
 def _tensors(path: Path, header: _Stored, expected: Mapping[str, str]) -> Iterator[_Stored]:
-    """Yield the byte range of each tensor in a safetensors file. The header of the file must be unchanged."""
+    """Yield a `_Stored` for each tensor in a safetensors file. The header of the file must be unchanged."""
     read_header(path)  # refuses a damaged header
     for name, entry in json.loads(pread(header.file, header.size - 8, 8)).items():
         if name != "__metadata__":

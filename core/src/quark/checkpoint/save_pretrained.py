@@ -1,4 +1,4 @@
-"""The attributes that a run or a reader sets on a quantized model, such as its ``save_pretrained``."""
+"""The attributes that a run or a reader sets on a quantized model, such as ``save_pretrained``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AS_ALWAYS = ("safe_serialization", "save_compressed")  # the second option come
 
 
 def set_results(content: CheckpointContent) -> None:
-    """Set the attributes that tell users how the model is quantized, and replace its ``save_pretrained``."""
+    """Set attributes of a model that show how the model is quantized, and replace its ``save_pretrained``."""
     model: Any = content.model
     model.quant_config, model.quark_plan, model.quark_quantized = content.config, content.plan, True
     if hasattr(type(model), "save_pretrained"):
@@ -27,9 +27,9 @@ def set_results(content: CheckpointContent) -> None:
 class SavesQuantized:
     """The ``save_pretrained`` of one quantized model. It writes the same files as `export_safetensors`.
 
-    The method of the model's class would write rounded weights as floats, and no runtime would then quantize
-    activations. This object has only a weak reference to the model. A copy of the model, for example from
-    ``torch.save``, gets an object of its own.
+    The method ``save_pretrained`` of the model's class would write rounded weights as floats, and no runtime
+    would then quantize activations. This object has only a weak reference to the model. If the model is
+    copied, for example with ``torch.save``, the copy gets a `SavesQuantized` of its own.
 
     Args:
         model: A quantized model of a class with ``save_pretrained``.
@@ -42,13 +42,14 @@ class SavesQuantized:
         """Write the model to a directory, as a checkpoint in the Quark layout.
 
         Args:
-            save_directory: The output directory, as ``output_dir`` of `export_safetensors`.
+            save_directory: The output directory (``output_dir`` in `export_safetensors`).
             is_main_process: Whether this process writes the files. If False, nothing happens.
-            options: Options of ``save_pretrained`` of transformers. ``max_shard_size`` and ``token`` have no
-                effect. Options that ask for another result are refused.
+            options: Options that ``save_pretrained`` has in transformers. ``max_shard_size`` and ``token``
+                have no effect. Options that would change the content of the files are refused.
 
         Raises:
-            UnsupportedError: An option asks for another result, or ``from_pretrained`` has loaded the model.
+            UnsupportedError: An option would change the content of the files, or the model was loaded with
+                ``from_pretrained``.
             OutputError: The directory is in use, or cannot be written.
         """
         model: Any = self._model()
@@ -64,7 +65,7 @@ class SavesQuantized:
         if asked := asked.difference(_WITHOUT_EFFECT):
             raise UnsupportedError(
                 f"save_pretrained of a quantized model writes the Quark layout, and does not support {', '.join(sorted(asked))}. "
-                "Leave this out, or use quark.checkpoint.export_safetensors, which has weight_format='fake_quantized' for floats"
+                "Leave out this argument, or use quark.checkpoint.export_safetensors, which has weight_format='fake_quantized' for floats"
             )
         if is_main_process:
             _EXPORT.load()(model, save_directory)

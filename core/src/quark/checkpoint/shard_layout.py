@@ -1,7 +1,7 @@
 """`ShardLayout`, which describes the files of a checkpoint, their headers, and the place of each tensor.
 
-It is computed from meta tensors before any tensor exists, so that headers can be written first. Source: the
-safetensors format, version 0.4.
+A layout is computed from meta tensors before the tensors exist, so that the header of a file can be written
+before the tensors. Source: the safetensors format, version 0.4.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Place:
 
 @attrs.frozen(eq=False, slots=False)
 class ShardLayout:
-    """The files of a checkpoint. This is ``model.safetensors``, or several files if it would be too large.
+    """The files of a checkpoint: ``model.safetensors``, or several files if one file would be too large.
 
     Attributes:
-        headers: A dictionary from file name to the bytes before the data, which include the length of the
-            header. It is in the order of the files.
-        places: A dictionary from full name of a tensor to its place.
+        headers: A dictionary from file name to the bytes before the data of the file. These bytes include the
+            length of the header. The dictionary is in the order of the files.
+        places: A dictionary from the full name of a tensor to the tensor's place.
     """
 
     headers: Mapping[str, bytes]
@@ -55,14 +55,14 @@ class ShardLayout:
 
     @classmethod
     def of(cls, announced: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> Self:
-        """Return the layout of tensors that are announced in parts, in the order of the parts.
+        """Return the layout of tensors that are announced in parts. The files are in the order of the parts.
 
-        A part is never split over two files.
+        All tensors of a part are in the same file.
 
         Args:
             announced: For each part, a dictionary from full name to meta tensor.
-            max_shard_bytes: Largest number of bytes of the tensors in one file. A larger part gets a file of
-                its own.
+            max_shard_bytes: Largest number of bytes of the tensors in one file. A part with more bytes gets a
+                file of its own.
 
         Raises:
             UnsupportedError: Safetensors files cannot store the dtype of a tensor.
@@ -90,7 +90,7 @@ class ShardLayout:
         return sum(place.size for place in self.places.values())
 
     def file_sizes(self) -> dict[str, int]:
-        """Return a dictionary from file name to number of bytes. It includes the index."""
+        """Return a dictionary from file name to number of bytes. It includes the index file, if any."""
         sizes = {name: len(header) for name, header in self.headers.items()}
         for place in self.places.values():
             sizes[self.files[place.file]] += place.size
@@ -99,14 +99,17 @@ class ShardLayout:
 
     @cached_property
     def names_under(self) -> Mapping[str, list[str]]:
-        """A dictionary from full name of a module to the names of its tensors, relative to the module."""
+        """A dictionary from the full name of a module to the names of the module's tensors.
+
+        The names of tensors are relative to the module.
+        """
         names: dict[str, list[str]] = {}
         for owner, _, name in (place.rpartition(".") for place in self.places):
             names.setdefault(owner, []).append(name)
         return names
 
     def index(self) -> str | None:
-        """Return the text of the index that readers need for several files, or None for a single file."""
+        """Return the text of the index file, or None if there is only one file, which needs no index."""
         if len(self.files) == 1:
             return None
         weight_map = {name: self.files[place.file] for name, place in sorted(self.places.items())}
@@ -119,7 +122,10 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _shards(parts: Sequence[Mapping[str, Tensor]], limit: int) -> list[list[Mapping[str, Tensor]]]:
-    """Return the parts of each file, so that no file with several parts has more than ``limit`` bytes."""
+    """Distribute parts to files, and return a list of parts for each file.
+
+    A file with several parts has at most ``limit`` bytes.
+    """
     shards: list[list[Mapping[str, Tensor]]] = [[]]
     size = 0
     for part in parts:
@@ -133,7 +139,7 @@ def _shards(parts: Sequence[Mapping[str, Tensor]], limit: int) -> list[list[Mapp
 
 
 def _header(parts: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Return the bytes before the data in a file. These are the length of the header and the header."""
+    """Return the bytes before the data of a file. They are the length of the header and the header itself."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in ((n, t) for part in parts for n, t in part.items()):

@@ -1,4 +1,4 @@
-"""Streamed writing of safetensors files, without holding written tensors in memory.
+"""Streamed writing of safetensors files. Tensors that are written need not stay in memory.
 
 The layout of the files must be known beforehand (`quark.checkpoint.shard_layout`). The writer writes headers
 first, and then tensors in any order. Several runs or processes may open the same files, one after another or
@@ -33,20 +33,20 @@ _LAG = 2
 
 
 class ShardWriter:
-    """A writer of the files of a layout, in any order of tensors.
+    """A writer of the files of a `ShardLayout`. Tensors can be written in any order.
 
-    It is a context manager that closes the files.
+    The writer is a context manager. When the ``with`` statement ends, the files are closed.
 
-    If a file already has the header of the layout, its content stays, because an earlier writer or another
-    process has written it. Other files are created.
+    If a file already has the header that the layout describes, the content of the file stays, because an
+    earlier writer or another process has written it. Other files are created.
 
     Args:
         layout: Layout of the files.
         directory: The output directory, which must exist.
 
     Raises:
-        OSError: The file system reports an error. If the disk has no room for the tensors, this is
-            ``ENOSPC``, and no file is written.
+        OSError: The file system reports an error. If there is not enough space on the disk for all tensors,
+            the error is ``ENOSPC``, and no file is written.
     """
 
     def __init__(self, layout: ShardLayout, directory: Path) -> None:
@@ -85,7 +85,8 @@ class ShardWriter:
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Start to write tensors to their places in the files. The keys of ``tensors`` are full names.
 
-        A thread may still write them when this method returns. The next call waits for it.
+        When this method returns, a thread may still be writing the tensors. The next call waits for the
+        thread.
         """
         self._refuse_others(tensors)
         self._wait()
@@ -93,10 +94,10 @@ class ShardWriter:
         self._pending = self._thread.submit(self._write_all, tensors)
 
     def write_beside(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start to write tensors that stay in memory in any case, while `write` writes others.
+        """Start to write tensors in a second thread. Meanwhile, `write` can write other tensors.
 
-        `when_stored` does not report these tensors. If the writing fails, a later call raises the error, at
-        the latest `finish`.
+        The tensors must stay in memory until they are written. `when_stored` does not report them. If the
+        writing fails, a later method call raises the error, at the latest the call of `finish`.
         """
         self._refuse_others(tensors)
         self._storing.append(self._storing_thread.submit(self._write_all, tensors))
@@ -115,9 +116,8 @@ class ShardWriter:
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """Call ``then`` with the checksums of the written tensors as soon as the tensors are on the disk.
 
-        Another thread makes this call. The checksums do not include tensors that an earlier call of this
-        method has covered. If ``then`` raises an error, a later method call of this object raises the same
-        error.
+        Another thread calls ``then``. The checksums do not include tensors for which this method was already
+        called. If ``then`` raises an error, a later method call of this object raises the same error.
         """
         while len(self._storing) >= _LAG:
             self._storing.popleft().result()
@@ -126,13 +126,13 @@ class ShardWriter:
         self._storing.append(self._storing_thread.submit(self._store, self._pending, files, names, then))
 
     def adopt(self, checksums: Mapping[str, str]) -> list[str]:
-        """Record tensors in the files as written if they have the expected checksums.
+        """Record those tensors as written whose bytes in the files have the expected checksums.
 
-        Return the names of the tensors that do not.
+        Return the names of all other tensors in ``checksums``.
 
         Args:
-            checksums: A dictionary from full name of a tensor to the checksum that `when_stored` has given,
-                for instance in an earlier run.
+            checksums: A dictionary from the full name of a tensor to the expected checksum. `when_stored` has
+                passed this checksum to ``then``, for example in an earlier run.
         """
         same = {name: expected for name, expected in checksums.items() if name in self and checksum(self._stored(name)) == expected}
         self._checksums |= same
@@ -145,18 +145,21 @@ class ShardWriter:
         return data.view(place.meta.dtype).reshape(place.meta.shape)
 
     def names_under(self, module: str) -> Sequence[str]:
-        """Return the names of the announced tensors that belong directly to ``module``, relative to it."""
+        """Return the names of the announced tensors that belong directly to the module ``module``.
+
+        The names are relative to this module.
+        """
         return self._layout.names_under.get(module, ())
 
     def written(self) -> dict[str, str]:
-        """Wait for pending tensors, and return the checksums of all tensors in the files, by name."""
+        """Wait for pending tensors. Return a dictionary from full name to checksum of all written tensors."""
         self._wait(for_disk=True)
         return dict(self._checksums)
 
     def count_as_written(self, checksums: Mapping[str, str]) -> None:
         """Record that another process has written tensors.
 
-        ``checksums`` maps their full names to checksums.
+        ``checksums`` maps the full names of these tensors to their checksums.
         """
         self._checksums |= checksums
 
@@ -189,9 +192,9 @@ class ShardWriter:
                 )
 
     def _wait(self, *, for_disk: bool = False) -> None:
-        """Wait until no part is being written. If ``for_disk`` is true, wait until everything is on the disk.
+        """Wait until no part is being written. If ``for_disk`` is True, wait until everything is on the disk.
 
-        If a writing thread has failed, this method raises its error.
+        If a writing thread has failed, this method raises the thread's error.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -202,8 +205,8 @@ class ShardWriter:
     def _write_all(self, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors to their places, and record their checksums.
 
-        This runs in a thread. Tensors on an accelerator are copied to the CPU here, so that the caller does
-        not wait for the copy.
+        This method runs in a thread. Tensors on an accelerator are copied to the CPU in this thread, so that
+        the thread of the caller does not wait for the copy.
         """
         for name, tensor in tensors.items():
             place, data = self._layout.places[name], tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -212,7 +215,7 @@ class ShardWriter:
     def _written(self, place: Place, data: Tensor) -> Iterator[Tensor]:
         """Write ``data`` block by block.
 
-        Yield each block, so that it is used while it is in the CPU's cache.
+        Yield each block after it was written. The caller uses the block while it is in the CPU's cache.
         """
         for number, block in enumerate(data.split(BLOCK)):
             write_at(self._files[place.file], memoryview(block.numpy().data), place.offset + number * BLOCK)
@@ -229,18 +232,18 @@ class ShardWriter:
         then({name: self._checksums[name] for name in names})
 
     def _stored(self, name: str) -> Iterator[Tensor]:
-        """Yield the bytes of a tensor from its file in chunks, as uint8.
+        """Read the bytes of a tensor from its file, and yield them in chunks of dtype uint8.
 
-        If the file ends early, yield fewer bytes.
+        If the file ends before the end of the tensor, yield fewer bytes.
         """
         place = self._layout.places[name]
         return stored_bytes(self._files[place.file], place.offset, place.size)
 
 
 def _begin(file: int, header: bytes, size: int) -> None:
-    """Write the header of an open file, except if the file has this header already.
+    """Write the header of an open file, unless the file already has this header.
 
-    ``size`` is the final size of the file.
+    ``size`` is the final size of the file. If a file without this header is larger, it is truncated.
     """
     if pread(file, len(header), 0) == header:
         return

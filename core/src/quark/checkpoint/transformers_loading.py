@@ -1,8 +1,8 @@
-"""Functions that transformers' ``from_pretrained`` calls, and registration of layouts with transformers.
+"""Functions that ``from_pretrained`` of transformers calls, and a function that registers layouts.
 
-transformers itself supports ``quant_method: quark``, and imports quark for it. For other methods, a program
-must call `register_layouts` before ``from_pretrained``. The import of quark does not register layouts,
-because this would import torch and transformers.
+transformers itself supports ``quant_method: quark``, and then imports quark. For other values of
+``quant_method``, a program must call `register_layouts` before ``from_pretrained``. The import of quark does
+not register layouts, because the registration imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _IMPORTS_QUARK = "quark"
 
 
 def register_layouts() -> list[str]:
-    """Register each installed layout with transformers, under the names in its ``quant_methods``.
+    """Register each installed layout with transformers, under the names in the layout's ``quant_methods``.
 
-    Methods that transformers already supports are skipped. If a layout stores tensors in other files than
-    safetensors files (`ReadsOwnFiles`), only `import_model_from_safetensors` can read it.
+    Names that transformers already supports are skipped. If a layout does not store tensors in safetensors
+    files (`ReadsOwnFiles`), only `import_model_from_safetensors` can read it.
 
     Returns:
-        The methods that this call has registered.
+        The names that this call has registered.
     """
     refuse_unfit_environment()
     from transformers.quantizers import register_quantization_config, register_quantizer
@@ -74,8 +74,8 @@ def register_layouts() -> list[str]:
 def is_read_here(method: str) -> bool:
     """Return whether ``from_pretrained`` calls one of quark's readers for this ``quant_method``.
 
-    After `register_layouts`, this is so for all methods of installed layouts except those that transformers
-    reads itself.
+    After a call of `register_layouts`, the result is True for every ``quant_method`` of an installed layout,
+    except for those that transformers itself supports.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
@@ -86,12 +86,12 @@ def is_read_here(method: str) -> bool:
 def load_checkpoint(
     path: Path, dtype: str = "auto", device: str = "cpu", *, trust_remote_code: bool = False, packed: bool = False
 ) -> nn.Module:
-    """Return the model of a checkpoint, float or quantized, in evaluation mode.
+    """Load a float or quantized checkpoint, and return the model in evaluation mode.
 
-    The function registers layouts with transformers. If both quark and a library of transformers can read a
-    quantized checkpoint, `import_model_from_safetensors` reads it. `load_model` reads all other checkpoints.
-    In both cases, a quantized checkpoint must have exactly the tensors that its configuration announces. The
-    arguments and errors are those of `load_model`.
+    The function registers layouts with transformers. Some quantized checkpoints can be read both by quark and
+    by a library that transformers calls. `import_model_from_safetensors` reads these, and `load_model` reads
+    all other checkpoints. In both cases, a quantized checkpoint must have exactly the tensors that its
+    configuration announces. `load_model` has the same arguments and raises the same errors.
     """
     register_layouts()
     file = config_file(path)
@@ -110,22 +110,22 @@ def load_checkpoint(
 
 
 def _read_here(path: Path, dtype: str, device: str, *, trust_remote_code: bool, packed: bool) -> nn.Module:
-    """Return the model of a quantized checkpoint, read by `import_model_from_safetensors`."""
+    """Read a quantized checkpoint with `import_model_from_safetensors`, and return the model."""
     target = str(torch_device(device))
     model = empty_model(path, None, trust_remote_code=trust_remote_code, dtype=torch_dtype(dtype))
     return import_model_from_safetensors(model, path, device=target, packed=packed)
 
 
 def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
-    """Change a float model in place so that the tensors of a checkpoint fit it.
+    """Change a float model in place so that the tensors of a checkpoint fit.
 
     The library transformers calls this function before it loads tensors.
 
     Args:
         model: A float model. Its weights are not used, and may be on any device.
         quant_config: The configuration from the ``quantization_config`` of the checkpoint.
-        pack_method: The value ``pack_method`` in the block ``export`` of the ``quantization_config``.
-        custom_mode: The ``quant_method`` of the ``quantization_config``, which determines the layout.
+        pack_method: The value of ``pack_method`` under ``export`` in the ``quantization_config``.
+        custom_mode: The ``quant_method`` in the ``quantization_config``. It determines the layout.
 
     Returns:
         The argument ``model``.
@@ -152,7 +152,7 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
 def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, renames_scales: bool = False) -> None:
     """Change a float model in place so that transformers can fill it with the tensors of a checkpoint.
 
-    If the checkpoint has no values for a tensor that this function adds, loading raises an error.
+    The function adds tensors to the model. If the checkpoint has no values for them, loading raises an error.
 
     Args:
         model: The float model.
@@ -180,7 +180,10 @@ def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, re
 
 
 def _put_scales_where_the_loader_looks(model: nn.Module) -> None:
-    """Move scales of packed layers beside the weight if transformers does not rename their stored names."""
+    """Move scales of packed layers into the same module as the weight if transformers does not rename them.
+
+    The stored name of a scale is then also the name of the scale in the model.
+    """
     renamed, is_another = renamed_scales(), renamed_by_loader(model)
     for name, layer in model.named_modules():
         if isinstance(layer, PackedLayer):
@@ -190,18 +193,18 @@ def _put_scales_where_the_loader_looks(model: nn.Module) -> None:
 def _fill_missing(model: Any, own: set[str], tied: set[str], missing: set[str], give_memory: Callable[[], None]) -> None:
     """Fill tensors that a checkpoint need not contain, and raise an error if other tensors are missing.
 
-    Missing zero points of symmetric specs become 0. If a checkpoint stores codes and scales once for tied
-    layers, all these layers get them, and the names of the other layers' tensors are added to ``tied``.
+    Missing zero points of symmetric specs become 0. If a checkpoint stores the codes and scales of tied
+    layers only once, all these layers share them.
 
     Args:
         model: The model that transformers loads.
         own: Names of the tensors that quark has added to the model.
-        tied: A set to which this function adds names.
+        tied: A set to which this function adds the names of missing tensors that a tied layer provides.
         missing: Names of the tensors that the checkpoint lacks. Filled tensors are removed from this set.
         give_memory: A function that moves missing tensors from the meta device into memory.
 
     Raises:
-        CheckpointError: The checkpoint lacks tensors of ``own``.
+        CheckpointError: The checkpoint lacks tensors whose names are in ``own``.
         UnsupportedError: The checkpoint contains these tensors, but transformers does not load them.
     """
     shared = layers_to_tie(model, model.state_dict().keys() - missing)
@@ -231,9 +234,9 @@ def _fill_missing(model: Any, own: set[str], tied: set[str], missing: set[str], 
 
 
 def _end_loading(model: Any, groups: list[list[str]], tied: set[str], keeps: bool, missing: set[str]) -> None:
-    """Replace packed layers by quantized layers in a model whose tensors transformers has loaded.
+    """Replace packed layers by quantized layers, after transformers has loaded the tensors of ``model``.
 
-    The names in ``tied`` are removed from ``missing``.
+    Also remove the names in ``tied`` from ``missing``.
     """
     missing -= tied
     for layer in model.modules():
@@ -254,14 +257,14 @@ def _stored_names(directory: str) -> set[str]:
 def _stored_name(name: str) -> str:
     """Return the name under which a checkpoint stores the tensor ``name`` of a model.
 
-    An example is ``weight_scale`` for ``weight_quantizer.scale``.
+    For example, the checkpoint stores ``weight_quantizer.scale`` as ``weight_scale``.
     """
     owner, _, leaf = name.rpartition(".")
     return f"{owner.removesuffix('_quantizer')}_{leaf}" if owner.endswith("_quantizer") else name
 
 
 def _config_class(method: str) -> type[Any]:
-    """Return a quantization config class for transformers. ``method`` is the ``quant_method``."""
+    """Return a class of quantization configs for transformers. ``method`` is the ``quant_method``."""
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
     class LayoutConfig(QuantizationConfigMixin):
@@ -278,7 +281,7 @@ def _config_class(method: str) -> type[Any]:
 
 
 def _quantizer_class() -> type[Any]:
-    """Return a quantizer class for transformers, which calls the reader of a layout."""
+    """Return a class of quantizers for transformers. The quantizers call the reader of a layout."""
     from transformers.core_model_loading import WeightRenaming
     from transformers.quantizers import HfQuantizer
 
@@ -313,7 +316,7 @@ def _quantizer_class() -> type[Any]:
 def _reader(block: dict[str, Any]) -> LayoutReader:
     """Return the reader for a ``quantization_config``.
 
-    Raise ValueError if ``from_pretrained`` cannot use it.
+    Raise ValueError if ``from_pretrained`` cannot use this reader.
     """
     layout = layout_for(block, Path("config.json"))
     reader = reader_of(layout)

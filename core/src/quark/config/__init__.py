@@ -1,1 +1,1 @@
-"""Configurations of tensors, layers and models, and facts about model families. They import no torch."""
+"""Configurations of tensors, layers and models, and facts about model families. None of it imports torch."""

@@ -25,10 +25,10 @@ class AlgoConfig:
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return the settings for a model family, or None if they cannot be derived from its facts.
+        """Return the settings for a model family, or None if they cannot be derived from ``architecture``.
 
-        This method returns the default settings of the class, or None if a field has no default. Algorithms
-        whose settings name layers override it.
+        The base class returns the default settings of the class, or None if a field has no default. If the
+        settings of an algorithm name layers, the algorithm's subclass overrides this method.
         """
         return None if any(field.default is attrs.NOTHING for field in attrs.fields(cls)) else cls()  # type: ignore[call-arg]
 
@@ -36,15 +36,15 @@ class AlgoConfig:
     def refusal(cls, architecture: Architecture) -> str | None:
         """Return the reason why no settings can be derived for a model family.
 
-        Return None if they can be derived, or if no reason is known.
+        Return None if settings can be derived, or if no reason is known.
         """
         return None
 
     def resolved(self) -> Self:
-        """Return settings in which values replace all placeholders, such as the defaults of a preset.
+        """Return the settings, with final values for fields that do not have one yet.
 
-        A run uses the resolved settings, and its checkpoint contains them. For settings that are already
-        resolved, the result is equal to the settings.
+        For example, the defaults of a preset replace unset fields. A run uses the resolved settings, and the
+        checkpoint contains them. If the settings are already resolved, the result equals them.
         """
         return self
 
@@ -56,7 +56,7 @@ class AlgoConfig:
         return False
 
     def separates_experts(self) -> bool:
-        """Return whether the algorithm changes the matrices of single experts.
+        """Return whether the algorithm changes the matrices of each expert separately.
 
         If so, a run separates fused experts even if they stay float.
         """
@@ -65,10 +65,10 @@ class AlgoConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form of the fields.
 
-        The ``metadata`` of a field can have marks. A field with ``{"legacy": True}`` is not part of the JSON
-        form. A field with ``{"own": True}`` does not exist in AMD Quark's class. It is part of the JSON form
-        only if its value is not the default, so that AMD Quark can read the file. A field with
-        ``{"unused": True}`` is part of the JSON form, but is not listed as an option of the algorithm.
+        The ``metadata`` of a field can contain marks. A field with ``{"legacy": True}`` is not part of the
+        JSON form. A field with ``{"own": True}`` does not exist in AMD Quark's class. Such a field is part of
+        the JSON form only if its value is not the default, so that AMD Quark can read other files. A field
+        with ``{"unused": True}`` is part of the JSON form, but is not listed as an option of the algorithm.
         """
 
         def is_written(attribute: Any, value: Any) -> bool:
@@ -79,7 +79,7 @@ class AlgoConfig:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> AlgoConfig:
-        """Return the settings from their JSON form. Raise TypeError for a key that is not a field."""
+        """Create settings from their JSON form. Raise TypeError if a key is not the name of a field."""
         return cls(**data)
 
 
@@ -88,8 +88,9 @@ class AlgoConfig:
 class StoredAlgoConfig(AlgoConfig):
     """Settings of an algorithm in the form in which a checkpoint stores them.
 
-    The algorithm need not be installed. If it is, `quark.config.templates.algorithms.algo_config_from_dict`
-    converts the result of ``to_dict`` to the class of the algorithm.
+    The algorithm need not be installed. If the algorithm is installed, call
+    `quark.config.templates.algorithms.algo_config_from_dict` with the result of ``to_dict``. It returns an
+    object of the algorithm's own settings class.
 
     Attributes:
         settings: All keys and values of the JSON form except the name.
@@ -100,11 +101,11 @@ class StoredAlgoConfig(AlgoConfig):
     is_run: bool = False
 
     def runs_with_model(self) -> bool:
-        """Return ``is_run``. It is False for checkpoints that another program wrote."""
+        """Return ``is_run``. The result is False for checkpoints that another program wrote."""
         return self.is_run
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, equal to the one from which this object was read."""
+        """Return the JSON form. It equals the JSON form from which this object was created."""
         return {"name": self.name, **self.settings}
 
     @classmethod

@@ -42,12 +42,13 @@ def _tuple(value: Any) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class Architecture:
-    """The structure of a model family: names of modules, and which modules read the output of which.
+    """The structure of a model family: the names of modules, and which of them read the output of others.
 
     Names have three scopes. *Full names* are relative to the model. Names *in a block* are relative to one
     decoder block. Names *in an expert* are relative to one expert, after fused experts are separated.
-    *Patterns* are shell patterns (``fnmatch``) for full names of layers. A name in a block applies to the
-    blocks that have such a module, so a family may state both a dense MLP and a mixture of experts.
+    *Patterns* are shell patterns (``fnmatch``) for full names of layers. A name in a block applies only to
+    the blocks that have such a module. So an `Architecture` may name both a dense MLP and a mixture of
+    experts.
 
     Attributes:
         model_type: ``config.model_type`` of the family, such as ``"llama"``.
@@ -59,9 +60,9 @@ class Architecture:
         embeddings: Full names of the token embeddings, such as ``"model.embed_tokens"``.
         final_norm: Full name of the norm before the head, such as ``"model.norm"``.
         head: Full name of the output projection, such as ``"lm_head"``.
-        attention_inputs: In a block: the input group of attention, which are the projections that read the
-            output of ``attention_norm``, such as
-            ``("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")``.
+        attention_inputs: In a block: the projections that read the output of ``attention_norm``, such as
+            ``("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")``. They are the input group of
+            attention.
         attention_output: In a block: the last projection of attention, such as ``"self_attn.o_proj"``.
         attention_inner: In a block: projections between ``attention_inputs`` and ``attention_output``, such
             as the second factors of low-rank attention, ``("self_attn.q_b_proj", "self_attn.kv_b_proj")``.
@@ -81,26 +82,27 @@ class Architecture:
             norm's output, such as ``(("self_attn.kv_a_layernorm", ("self_attn.kv_b_proj",)),)``. Norms of
             single heads, such as ``k_norm``, do not belong here.
         attention_value: In a block: the projection that computes the values, such as ``"self_attn.v_proj"``.
-            The input of ``attention_output`` must be linear in its output, so that an equalization can move
-            scale from this projection to ``attention_output``. KV heads may be repeated. None if there is no
-            such projection.
+            The input of ``attention_output`` must be a linear function of the output of this projection, so
+            that an equalization can move scales from this projection to ``attention_output``. KV heads may be
+            repeated. None if there is no such projection.
         attention_value_rows: Rows of ``attention_value`` that compute values, such as ``"last"`` in a fused
             QKV matrix.
         attention_output_norm: In a block: the norm on the output of ``attention_output``, before the residual
             addition, such as ``"post_attention_layernorm"`` in Gemma 2.
-        mixer: In blocks without attention: projections of the mixer in place of attention, such as
-            ``("mamba.in_proj", "mamba.out_proj")``. The last one is the output projection. The others read
-            the output of ``attention_norm``.
+        mixer: In blocks without attention: projections of the mixer that replaces attention, such as
+            ``("mamba.in_proj", "mamba.out_proj")``. The last projection is the output projection. The other
+            projections read the output of ``attention_norm``.
         mixer_context: Projections of ``mixer`` that read another input, such as ``"cross_attn.k_proj"``,
             which reads the vision states.
-        mlp_inputs: In a block: the input group of the dense MLP, such as
-            ``("mlp.gate_proj", "mlp.up_proj")``.
+        mlp_inputs: In a block: the projections that read the input of the dense MLP (its input group), such
+            as ``("mlp.gate_proj", "mlp.up_proj")``.
         mlp_output: In a block: the last projection of the MLP, such as ``"mlp.down_proj"``.
         mlp_norm: In a block: the norm whose output ``mlp_inputs``, or the router and the experts, read, such
             as ``"post_attention_layernorm"``.
-        mlp_value: In a block: the projection from which an equalization can move scale to ``mlp_output``,
-            such as ``"mlp.up_proj"``. Its output reaches ``mlp_output`` through a ReLU, or multiplied by
-            factors that do not depend on it. None if there is no such projection.
+        mlp_value: In a block: the projection from which an equalization can move scales to ``mlp_output``,
+            such as ``"mlp.up_proj"``. Between the two projections, there may be only a ReLU, or a
+            multiplication by factors that do not depend on the output of ``mlp_value``. None if there is no
+            such projection.
         mlp_value_rows: Rows of ``mlp_value`` that are multiplied by the activated gate, such as ``"last"`` in
             a fused gate/up matrix.
         mlp_output_norm: In a block: the norm on the output of the MLP or of the mixture of experts, such as
@@ -112,15 +114,18 @@ class Architecture:
             parallel to the experts, and the router reads the residual stream directly.
         expert_parts: Reference ``"module:function"`` to a function that separates fused experts. It is needed
             if the class of the experts does not support the experts interface of transformers. The function
-            gets a module and the names of an expert's projections, of which ``expert_output`` is the last. It
-            returns a `quark.models.layers.experts.ExpertParts`, or None if the module is not such a class.
+            gets a module and the names of an expert's projections. The last name is ``expert_output``. The
+            function returns a `quark.models.layers.experts.ExpertParts`, or None if the class of the module
+            is not a class of experts that it can separate.
         router: In a block: the layer that chooses experts, such as ``"mlp.gate"``. It stays float.
-        expert_inputs: In an expert: the input group, such as ``("gate_proj", "up_proj")``.
+        expert_inputs: In an expert: the projections that read the expert's input, such as
+            ``("gate_proj", "up_proj")``.
         expert_output: In an expert: the last projection, such as ``"down_proj"``.
         expert_value: In an expert: the counterpart of ``mlp_value``, such as ``"up_proj"``.
         shared_experts: In a block: projections of the experts that process every token, such as
             ``("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj")``.
-            The last one is the output projection. The others read the output of ``mlp_norm``.
+            The last projection is the output projection. The other projections read the output of
+            ``mlp_norm``.
         shared_expert_value: In a block: the counterpart of ``mlp_value`` in the shared experts, such as
             ``"mlp.shared_expert.up_proj"``.
         shared_expert_value_rows: The counterpart of ``mlp_value_rows`` for ``shared_expert_value``.
@@ -145,8 +150,9 @@ class Architecture:
             ``("gate_proj", "up_proj")``.
         exclude_layers_name: AMD Quark's patterns of layers that stay float, such as ``"lm_head"``.
         module_patterns: Pairs of patterns for the same layers, such as ``("*wkv", "*self_attn.kv_proj")``.
-            The first one is AMD Quark's pattern, for the names in published checkpoints. The second one is
-            for the module names of transformers. A configuration that lists the first also lists the second.
+            The first pattern is AMD Quark's pattern for the names in published checkpoints. The second
+            pattern is for the module names in transformers. If a configuration lists the first pattern,
+            quark adds the second one.
         fused: Groups of suffixes of layers that runtimes such as vLLM fuse into one matrix, such as
             ``(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))``. The layers of a group need the
             same format.
@@ -155,9 +161,10 @@ class Architecture:
             not `FUSED_EXPERTS`.
         algorithm_defaults: Mapping from the name of an algorithm to settings that replace the algorithm's
             defaults, as in AMD Quark's templates, such as ``{"smoothquant": {"alpha": 0.8}}``.
-        unsupported: Mapping from an algorithm that cannot be applied to this family to the reason, if no
-            other fact shows it. A key is the name of an algorithm, or a name with a part of the algorithm
-            after a dot, such as ``{"rotation.r1": "its residual stream is several streams"}``.
+        unsupported: Mapping from an algorithm to the reason why it cannot be applied to this family. The
+            mapping contains only reasons that do not follow from the other attributes. A key is the name of
+            an algorithm, or its name and a part of the algorithm after a dot, such as
+            ``{"rotation.r1": "its residual stream is several streams"}``.
     """
 
     model_type: str
@@ -219,7 +226,7 @@ class Architecture:
         return (*self.encoder_blocks, *((self.decoder_blocks,) if self.decoder_blocks is not None else ()))
 
     def with_modules(self, patterns: Iterable[str]) -> list[str]:
-        """Return ``patterns``, and after each pattern its counterpart in ``module_patterns``, if it has one.
+        """Return ``patterns``. A pattern that has a counterpart in ``module_patterns`` is followed by it.
 
         >>> facts = Architecture(model_type="deepseek_v4", module_patterns=(("*wkv", "*self_attn.kv_proj"),))
         >>> facts.with_modules(["*wkv", "head"])

@@ -1,4 +1,4 @@
-"""Functions that describe the quantization of a tensor or a layer in a few words and count its bits."""
+"""Functions that describe the quantization of a tensor or layer in a few words, or count bits per element."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def _describe_level(level: QTensorConfig) -> str:
 
 
 def _describe_own_shape(level: QTensorConfig) -> str:
-    """Return the name of a granularity that a number format defines, and the size if ``level`` states one."""
+    """Describe a granularity that a number format defines. ``level`` has such a granularity.
+
+    The text is the name of the granularity, followed by the group or block size, if ``level`` has a size.
+    """
     assert level.qscheme is not None
     size = level.group_size if level.block_size is None else level.block_size
     return level.qscheme.name if size is None else f"{level.qscheme.name} {size}"
@@ -48,7 +51,7 @@ def _describe_own_shape(level: QTensorConfig) -> str:
 def describe_activation(spec: TensorSpec | None) -> str:
     """Describe the quantization of an activation in a few words, such as ``fp8_e4m3/tensor static``.
 
-    The text is that of `describe_spec`, and says whether ranges are static or dynamic.
+    The text is the result of `describe_spec`, followed by ``static`` or ``dynamic``.
     """
     if spec is None:
         return "float"
@@ -68,9 +71,9 @@ def describe_layer(layer: QLayerConfig | None) -> str:
 
 
 def needs_calibration(layer: QLayerConfig) -> bool:
-    """Return whether any activation of the layer has static ranges, which must be calibrated on data.
+    """Return whether the layer has an activation with static ranges. Such ranges are calibrated on data.
 
-    A cast to another dtype has no scale, so it needs no data.
+    If an activation is only cast to another dtype, it has no scale and needs no data.
     """
     activations = (*levels(layer.input_tensors), *levels(layer.output_tensors))
     return any(level.is_dynamic is False and level.qscheme is not None for level in activations)
@@ -83,7 +86,8 @@ def effective_bits(spec: TensorSpec | None, bits_of: Callable[[str], float]) -> 
 
     Args:
         spec: Quantization of a tensor.
-        bits_of: Function that returns the bits of one element, from the name of a number format.
+        bits_of: Function that returns the number of bits of one element. Its argument is the name of a number
+            format.
 
     Returns:
         The number of bits, or None if the tensor is not quantized. For example, int4 with a float32 scale for
@@ -117,7 +121,10 @@ def _scale_bits(level: QTensorConfig, bits_of: Callable[[str], float]) -> float:
 
 
 def _elements_per_scale(level: QTensorConfig) -> int | None:
-    """Return the number of elements that share a scale, or None if it depends on the shape of the tensor."""
+    """Return the number of elements that share a scale.
+
+    Return None if this number depends on the shape of the tensor.
+    """
     if level.qscheme in (QSchemeType.per_tensor, QSchemeType.per_channel):
         return None
     if level.qscheme is not QSchemeType.per_block and level.group_size is not None:

@@ -1,11 +1,11 @@
 """The enumerations of AMD Quark's public API. This module imports no torch.
 
-`Dtype`, `QSchemeType` and `QuantizationMode` are open: AMD Quark's names are members, and further names from
-plugins are accepted too. For a number format or a quantization mode, this is the registered name
-(``Dtype("acme_nf3")``). Granularities are not registered. A number format can define a granularity, under a
-name with the vendor's prefix (``QSchemeType("acme.diagonal")``). A configuration can be read although the
-plugin is not installed. The planning of a run checks whether the format is installed and defines the
-granularity.
+`Dtype`, `QSchemeType` and `QuantizationMode` are open enumerations. AMD Quark's names are members, and names
+from plugins are accepted too. A number format or a quantization mode of a plugin has a registered name, such
+as ``Dtype("acme_nf3")``. Granularities are not registered. A number format can define a granularity, whose
+name begins with the name of the vendor, such as ``QSchemeType("acme.diagonal")``. A configuration with such
+names can be read even if the plugin is not installed. When a run is planned, quark checks whether the format
+is installed and defines the granularity.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PACKED_DTYPE = LazyRef("quark.numbers:packed_dtype")
 
 
 class _Vocabulary(Enum):
-    """An enum whose members are written to JSON as names. Names are read in upper or lower case."""
+    """An enum whose members are written to JSON as names. A name is read in upper or lower case."""
 
     @classmethod
     def from_str(cls, text: str) -> Any:
-        """Return the member with that name, in upper or lower case.
+        """Return the member whose name is ``text``, in upper or lower case.
 
         Raises:
             ConfigError: (a ValueError) There is no such member.
@@ -40,9 +40,9 @@ class _Vocabulary(Enum):
         raise ConfigError(f"{cls.__name__} has no member {text!r}; it has {', '.join(cls.__members__)}")
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Serialize a value as the class and its text.
+        """Serialize a value as a pair of its class and its text.
 
-        Python up to 3.11.3 would look the value up among the members, where names of plugins are missing.
+        Python up to 3.11.3 would serialize the name of a member, but names of plugins are not members.
         """
         return type(self), (self.value,)
 
@@ -50,8 +50,8 @@ class _Vocabulary(Enum):
 class _OpenVocabulary(_Vocabulary):
     """An enum that also accepts names that are not members.
 
-    Two values for such names are equal if their names are equal. The class does not store these values, so a
-    misspelt name does not become a member.
+    For such a name, the class creates a value. Two of these values are equal if their names are equal. The
+    class does not store them, so a misspelt name does not become a member.
     """
 
     @classmethod
@@ -62,10 +62,12 @@ class _OpenVocabulary(_Vocabulary):
 
     @classmethod
     def from_str(cls, text: str) -> Self:
-        """Return the member with that name, in upper or lower case, or a value for the name of a plugin.
+        """Return the member whose name is ``text``. If there is none, return a value for a plugin's name.
+
+        ``text`` may be in upper or lower case.
 
         Raises:
-            ConfigError: (a ValueError) The name is not valid.
+            ConfigError: (a ValueError) ``text`` is not a valid name.
         """
         return cls(text.lower())
 
@@ -104,7 +106,7 @@ class Dtype(_OpenVocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> Dtype:
-        """Return the value for the name of a plugin's number format."""
+        """Return a value for ``value``, the name of a plugin's number format."""
         if not is_valid_name(value):
             raise ConfigError(f"{value!r} is not the name of a number format: a name is {NAME_RULE}")
         return cls._beside_members(str(value))
@@ -124,7 +126,7 @@ class Dtype(_OpenVocabulary):
     def to_bitwidth(self) -> int:
         """Return the number of bits of one element, rounded up.
 
-        For mx6 and mx9, this includes the element's part of the bits that a block shares.
+        For mx6 and mx9, the bits that the elements of a block share are counted in equal parts.
 
         Raises:
             UnknownNameError: (a ValueError) No installed plugin provides the format.
@@ -142,10 +144,10 @@ class Dtype(_OpenVocabulary):
 
 
 class QSchemeType(_OpenVocabulary):
-    """Which elements share one scale.
+    """The granularity of quantization, which determines the elements that share one scale.
 
-    A number format may define further granularities, with names such as ``"vendor.name"``, in its method
-    `quark.numbers.NumberFormat.granularity`.
+    A number format may define further granularities in its method `quark.numbers.NumberFormat.granularity`.
+    Their names have the form ``"vendor.name"``.
     """
 
     per_tensor = "per_tensor"
@@ -155,7 +157,7 @@ class QSchemeType(_OpenVocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> QSchemeType:
-        """Return a value for a granularity that a number format defines."""
+        """Return a value for ``value``, the name of a granularity that a number format defines."""
         if not is_vendor_name(value):
             near = closest(str(value), cls.__members__)
             suggestion = f"; did you mean {near!r}?" if near else "."
@@ -178,10 +180,10 @@ class ScaleType(_Vocabulary):
     float8_e8m0fnu = "float8_e8m0fnu"
 
     def to_torch_dtype(self) -> Any:
-        """Return the torch dtype in which such scales are stored. This imports torch.
+        """Return the torch dtype in which such scales are stored. The method imports torch.
 
         Raises:
-            ConfigError: (a ValueError) The member is ``float`` or ``pof2``, which is not a dtype.
+            ConfigError: (a ValueError) The member is ``float`` or ``pof2``, which do not name a dtype.
         """
         if self.value in ("float", "pof2"):
             raise ConfigError(f"ScaleType.{self.value} says how scales are computed, not the dtype that stores them: use another member")
@@ -189,11 +191,12 @@ class ScaleType(_Vocabulary):
 
 
 class RoundType(_Vocabulary):
-    """How a value halfway between two integers is rounded. Other values are rounded to the nearest integer.
+    """The rounding of values halfway between two integers. Other values are rounded to the nearest integer.
 
-    ``half_even`` rounds to the even integer, ``round`` to the larger one, and ``floor`` to the one farther
-    from 0. AMD Quark's GPU kernel gives these names the same meanings. Formats whose values are not integers
-    ignore these names. They always round halfway values to the even code, as in AMD Quark.
+    ``half_even`` rounds to the even integer, ``round`` rounds to the larger integer, and ``floor`` rounds
+    away from 0. These names have the same meanings in AMD Quark's GPU kernel. If the values of a format are
+    not integers, the format ignores these names, and always rounds halfway values to the even code. AMD Quark
+    does the same.
     """
 
     round = 2
@@ -202,21 +205,21 @@ class RoundType(_Vocabulary):
 
 
 class ZeroPointType(_Vocabulary):
-    """Whether zero points are integers or real numbers."""
+    """The type of zero points: ``int32`` means integers, and ``float32`` means real numbers."""
 
     int32 = "int32"
     float32 = "float32"
 
 
 class QuantizationMode(_OpenVocabulary):
-    """How a model is quantized: layer by layer (eager mode), or in a mode that a plugin registers."""
+    """The way in which a model is quantized: layer by layer (eager mode), or in a mode of a plugin."""
 
     eager_mode = 1
     fx_graph_mode = 2
 
     @classmethod
     def _missing_(cls, value: object) -> QuantizationMode:
-        """Return the member with that name, or a value for the name of a plugin's mode."""
+        """Return the member whose name is ``value``. If there is none, return a value for a plugin's mode."""
         if not is_valid_name(value):
             raise ConfigError(f"{value!r} is not the name of a quantization mode: a name is {NAME_RULE}")
         return cls.__members__.get(str(value)) or cls._beside_members(str(value))

@@ -1,4 +1,4 @@
-"""Functions for the fields of configuration classes: a dataclass view, and type checks of JSON values."""
+"""Functions for the fields of configuration classes, and functions that read and check JSON values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 def with_dataclass_view(cls: type[T]) -> type[T]:
     """Make the functions of the standard module ``dataclasses`` work for an attrs class. Return the class.
 
-    The class gets the table of fields of a dataclass that has the same fields. So this function uses only
-    public functions of ``dataclasses``.
+    The function creates a dataclass with the same fields, and copies its table of fields to the attrs class.
+    So it calls only public functions of ``dataclasses``.
 
     Example:
         >>> @with_dataclass_view
@@ -44,7 +44,7 @@ def with_dataclass_view(cls: type[T]) -> type[T]:
 
 
 def one_of(*choices: str) -> Callable[[Any, Any, Any], None]:
-    """Return an attrs validator that raises ConfigError for a value that is not one of ``choices``."""
+    """Return an attrs validator. It raises ConfigError if a value is not in ``choices``."""
 
     def validate(_: Any, attribute: Any, value: Any) -> None:
         if value not in choices:
@@ -57,11 +57,11 @@ _NAMES = {Mapping: "an object", list: "a list", str: "a string", bool: "true or 
 
 
 def json_of(path: Path, what: str) -> Any:
-    """Return the value of a JSON file.
+    """Read a JSON file and return its value.
 
     Args:
         path: Path of the file.
-        what: Kind of the file, for messages, such as ``"template file"``.
+        what: Kind of the file, such as ``"template file"``. Messages contain it.
 
     Raises:
         ConfigError: The file cannot be read, or does not contain JSON.
@@ -77,34 +77,34 @@ def json_of(path: Path, what: str) -> Any:
 
 
 def value_of(data: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
-    """Return the value of ``key``, or ``default`` if the key is missing or its value is None.
+    """Return the value of ``key`` in ``data``, or ``default`` if the key is missing or its value is None.
 
     Args:
         data: A JSON object.
         key: Key of the value.
-        kind: Type of the value: Mapping, list, str, bool, int or float. A tuple is accepted as a list, and a
-            whole number as a float.
+        kind: Type of the value: Mapping, list, str, bool, int or float. A tuple also counts as a list, and an
+            int also counts as a float.
         default: A value of any type.
 
     Raises:
-        ConfigError: The value has another type.
+        ConfigError: The value does not have the type ``kind``.
     """
     value = data.get(key)
     return default if value is None else checked(value, kind, key)
 
 
 def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
-    """Return the list of strings that is the value of ``key``. Return [] if it is missing or None.
+    """Return the value of ``key``, a list of strings. Return [] if the key is missing or the value is None.
 
-    Raise ConfigError if the value is anything else.
+    Raise ConfigError if the value is not a list of strings.
     """
     return [checked(v, str, key) for v in value_of(data, key, list, ())]
 
 
 def checked(value: Any, kind: type, key: str) -> Any:
-    """Return ``value``. Raise ConfigError, which names ``key``, if the value has another type than ``kind``.
+    """Return ``value``. If it does not have the type ``kind``, raise a ConfigError that names ``key``.
 
-    `value_of` lists the types that ``kind`` can be.
+    The description of `value_of` lists the types that ``kind`` can be.
     """
     types: Any = {list: (list, tuple), float: (int, float)}.get(kind, kind)
     if isinstance(value, types) and (kind is bool or not isinstance(value, bool)):

@@ -21,7 +21,7 @@ __all__ = ["ACTIVATIONS", "PARAMETERS", "QLayerConfig", "Slot", "TensorSpec", "l
 
 
 class Slot(StrEnum):
-    """A tensor of a layer. The value is the name of the tensor's field in `quark.config.layer.QLayerConfig`.
+    """A tensor of a layer. A member's value is the name of a field in `quark.config.layer.QLayerConfig`.
 
     >>> slot = Slot.input_tensors
     >>> slot.quantizer_attribute, slot.checkpoint_prefix, slot.is_activation
@@ -34,7 +34,7 @@ class Slot(StrEnum):
     bias = "bias"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Serialize a member as the class and its text.
+        """Serialize a member as a pair of its class and its text.
 
         Python up to 3.11.3 would serialize a reference to `getattr`, which other processes refuse to load.
         """
@@ -49,7 +49,7 @@ class Slot(StrEnum):
     def checkpoint_prefix(self) -> str:
         """First word of the names of stored tensors for this slot, such as ``"input"`` in ``input_scale``.
 
-        The names are those of AMD Quark 0.13.
+        AMD Quark 0.13 uses the same names.
         """
         return self.label
 
@@ -60,7 +60,10 @@ class Slot(StrEnum):
 
     @cached_property
     def is_activation(self) -> bool:
-        """Whether this tensor is an activation, which each forward pass quantizes, and not a parameter."""
+        """Whether this tensor is an activation. Activations are quantized in each forward pass.
+
+        If False, the tensor is a parameter.
+        """
         return self in (Slot.input_tensors, Slot.output_tensors)
 
 
@@ -85,12 +88,15 @@ def _as_spec(value: Any) -> TensorSpec | None:
 
 
 def levels(spec: TensorSpec | None) -> tuple[QTensorConfig, ...]:
-    """Return a tuple of the levels of a tensor's quantization. It is empty if ``spec`` is None."""
+    """Return the levels of a tensor's quantization as a tuple. The tuple is empty if ``spec`` is None."""
     return () if spec is None else (spec,) if isinstance(spec, QTensorConfig) else tuple(spec)
 
 
 def _mapped(spec: TensorSpec | None, convert: Callable[[QTensorConfig], Any]) -> Any:
-    """Return ``spec`` with all levels converted: a single level, a list of levels, or None."""
+    """Apply ``convert`` to all levels of ``spec``, which is a single level, a list of levels or None.
+
+    Return the results in the same form.
+    """
     if spec is None or isinstance(spec, QTensorConfig):
         return None if spec is None else convert(spec)
     return [convert(level) for level in spec]
@@ -115,9 +121,9 @@ def _no_static_groups(_: Any, attribute: Any, value: TensorSpec | None) -> None:
 class QLayerConfig:
     """The quantization of one layer.
 
-    The old name of this class is ``QuantizationConfig``. Each field for a tensor is a `QTensorConfig`, a list
-    of them for several levels, or None, which leaves the tensor unquantized. You can assign to these fields,
-    and the value is checked at once. A run works on a copy (`copied`).
+    The old name of this class is ``QuantizationConfig``. The value of a field for a tensor is a
+    `QTensorConfig`, or a list of `QTensorConfig` for several levels. None leaves the tensor unquantized. You
+    can assign to these fields. The value is checked immediately. A run works on a copy (`copied`).
 
     Attributes:
         input_tensors: Quantization of the input activations.
@@ -127,8 +133,8 @@ class QLayerConfig:
         target_device: This field exists for compatibility with AMD Quark. It has no effect.
 
     Raises:
-        ConfigError: (a ValueError) The value of a field has another type. Or activations are static and have
-            a scale per group, which is not possible.
+        ConfigError: (a ValueError) The value of a field has a wrong type. Or an activation is static and has
+            a scale per group. This combination is not possible.
     """
 
     input_tensors: TensorSpec | None = attrs.field(default=None, converter=_as_spec, validator=_no_static_groups)
@@ -138,20 +144,20 @@ class QLayerConfig:
     target_device: DeviceType | None = None
 
     def copied(self) -> QLayerConfig:
-        """Return an independent copy. Raise ConfigError if assigned values contradict each other."""
+        """Return an independent copy. Raise ConfigError if values of the fields contradict each other."""
         slots: dict[str, Any] = {slot.value: _mapped(getattr(self, slot), QTensorConfig.copied) for slot in Slot}
         return attrs.evolve(self, **slots)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, with a key for every tensor. The value of a float tensor is None."""
+        """Return the JSON form. It has a key for every tensor, and None as the value for float tensors."""
         device = None if self.target_device is None else self.target_device.name
         return {slot.value: _mapped(getattr(self, slot), QTensorConfig.to_dict) for slot in Slot} | {"target_device": device}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QLayerConfig:
-        """Return the configuration from its JSON form. A missing key means None.
+        """Create a configuration from its JSON form. A missing key means None.
 
-        Raise ConfigError for an unknown key, or for a value of the wrong type.
+        Raise ConfigError if a key is unknown or a value has the wrong type.
         """
         unknown = sorted(set(checked(data, Mapping, "a layer's quantization")) - {*Slot, "target_device"})
         if unknown:

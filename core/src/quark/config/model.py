@@ -1,4 +1,4 @@
-"""`QConfig` says how a model is quantized. AMD Quark calls this class ``Config`` and ``QConfig``."""
+"""`QConfig` says how a model is quantized. In AMD Quark, its names are ``Config`` and ``QConfig``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Templates have a few dozen patterns. Exports list full names instead of patterns
 
 
 def _algorithms(value: Any) -> list[AlgoConfig] | None:
-    """Return a list of the algorithms. A single object becomes a list of one.
+    """Return the settings of algorithms as a list. If ``value`` is a single object, return a list with it.
 
-    AMD Quark before 0.10 had a single object.
+    In AMD Quark before 0.10, this value was a single object.
     """
     if value is None:
         return None
@@ -60,7 +60,7 @@ def _scale_floor(_: Any, attribute: Any, value: float) -> None:
 
 
 def _by_type_name(layers: Mapping[Any, QLayerConfig]) -> dict[str, QLayerConfig]:
-    """Return a copy in which each key that is a torch class is replaced by the name of the class."""
+    """Return a copy of ``layers``. If a key is a torch class, the copy has the name of the class instead."""
     return {key if isinstance(key, str) else key.__name__: layer for key, layer in layers.items()}
 
 
@@ -75,63 +75,68 @@ class QConfig:
 
     Lists and dicts that you pass are copied, so two configurations never share them. You can assign to every
     field, including the fields of the configurations of layers and tensors. A run works on a copy (`copied`).
-    It changes no configuration, and it ignores changes that you make after the run is planned.
+    So a run does not change your configuration, and it ignores changes that you make after it is planned.
 
-    For each layer, the first of these fields that applies decides: ``exclude`` (the layer stays float),
-    ``layer_quant_config`` (by the first pattern that matches), ``layer_type_quant_config`` and
-    ``global_quant_config``. ``kv_cache_quant_config`` quantizes the outputs even of excluded layers.
+    The following fields are tried in this order, and the first field that applies to a layer determines the
+    layer's quantization: ``exclude`` (the layer stays float), ``layer_quant_config`` (the first pattern that
+    matches counts), ``layer_type_quant_config`` and ``global_quant_config``. ``kv_cache_quant_config``
+    quantizes outputs, including the outputs of excluded layers.
 
     Attributes:
         global_quant_config: Configuration of every linear layer to which no other field applies.
         exclude: Patterns (``fnmatch``) of modules whose weights and inputs stay float.
         algo_config: Settings of the algorithms, in the order in which they run. A single object counts as a
-            list of one.
+            list with one item.
         log_severity_level: This field exists for compatibility with AMD Quark. It has no effect.
         version: Version of the program that wrote this configuration.
-        layer_type_quant_config: Mapping from a module type, which is a torch class or its name, to the
-            configuration of such layers.
-        layer_quant_config: Mapping from a pattern of module names to the configuration of these layers. If
-            several patterns match a layer, the first one counts.
-        kv_cache_quant_config: Mapping from a pattern of key and value projections to a configuration. Its
-            ``output_tensors`` quantize the KV cache.
+        layer_type_quant_config: Mapping from a module type to the configuration of layers of this type. A
+            type is a torch class or the name of this class.
+        layer_quant_config: Mapping from a pattern of module names to the configuration of the layers that
+            match. If several patterns match a layer, the first one counts.
+        kv_cache_quant_config: Mapping from a pattern of key and value projections to a configuration. The
+            ``output_tensors`` of this configuration quantize the KV cache.
         kv_cache_group: Patterns of the projections whose outputs enter the KV cache.
         min_kv_scale: Lower limit for the scales of the KV cache.
         separate_kv_scales: Whether keys and values have their own scales. If False, the keys and values of a
             block share the larger of the two scales, as in AMD Quark.
-        kv_cache_post_rope: Which keys and values are rounded and define the exported scales of the cache. If
-            True, these are the inputs of attention, after norms of single heads and the rotary embedding.
-            Runtimes such as vLLM cache these tensors. If False, these are the outputs of the projections, as
-            in AMD Quark. None means True if quark can reach the attention of the model. Latent attention
-            requires False, because runtimes cache no output of its projections.
-        attention_post_rope: The same choice for the queries of quantized attention (``softmax_quant_spec``).
+        kv_cache_post_rope: Where keys and values are rounded, and where the exported scales of the cache are
+            computed. True means at the inputs of attention, after norms of single heads and the rotary
+            embedding. Runtimes such as vLLM cache these inputs. False means at the outputs of the
+            projections, as in AMD Quark. None means True if quark can access the inputs of the model's
+            attention, and False otherwise. Latent attention requires False, because runtimes do not cache
+            the outputs of its projections.
+        attention_post_rope: The same choice for the queries if attention is quantized
+            (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes. The layers of a group share one global scale.
         softmax_quant_spec: Configuration of the attention probabilities. None leaves them unquantized.
-        quant_mode: How a model is quantized: layer by layer (eager mode), or in a mode that a plugin
-            registers. The distribution quark-graph provides FX graph mode, which quantizes operators.
-        quant_flow: This field exists for compatibility with AMD Quark. Every value runs the same pipeline.
+        quant_mode: The way in which a model is quantized: layer by layer (eager mode), or in a mode that a
+            plugin registers. The distribution quark-graph provides FX graph mode, which quantizes operators.
+        quant_flow: This field exists for compatibility with AMD Quark. quark runs the same pipeline for every
+            value.
         gpu_resident_blocks: This field exists for compatibility with AMD Quark. It has no effect.
-        sync_moe_expert_input_amax: Whether the experts of a block share the range of their inputs.
-        activation_memory: Number of bytes that the activations of all samples inside a block may need during
-            calibrated rounding. None means half of the free memory. If they need more, each block runs twice
-            instead. 0 always runs each block twice.
-        spill_directory: Directory for temporary files. If the inputs of the blocks exceed
-            ``activation_memory``, the rest is written there. None keeps all inputs in memory. The directory
-            does not change the result.
-        strict: Whether a pattern that matches no layer, and a layer type that cannot be quantized, raise an
-            error. If False, quark logs a warning.
+        sync_moe_expert_input_amax: Whether all experts of a block use the same range for their inputs.
+        activation_memory: Number of bytes that the activations of all samples inside a block may occupy
+            during calibrated rounding. None means half of the free memory. If the activations need more
+            memory, each block runs twice instead. With 0, each block always runs twice.
+        spill_directory: Directory for temporary files. If the inputs of the blocks need more than
+            ``activation_memory``, the rest of the inputs is written to this directory. With None, all inputs
+            stay in memory. The directory does not change the result.
+        strict: Whether quark raises an error if a pattern matches no layer, or if a layer type cannot be
+            quantized. If False, quark logs a warning instead.
         calibrate_all_experts: Whether every expert is calibrated on every token. If False, an expert is
             calibrated only on the tokens that the router sends to it.
         scheme: Name of the scheme that defines ``global_quant_config``, for messages. It is not part of the
             JSON form.
-        keep_prequantized_layers: What happens to layers that are quantized in the source checkpoint and that
-            this configuration does not quantize. If True, they keep their codes, scales and configuration. If
-            False, they are dequantized and written as float.
+        keep_prequantized_layers: Whether layers that this configuration does not quantize stay quantized if
+            they are quantized in the source checkpoint. If True, these layers keep their codes, scales and
+            configuration. If False, they are dequantized and written as float.
         weight_format: Format of the weights in the checkpoint from which this configuration was read. In the
             format ``"fake_quantized"``, the checkpoint contains rounded values instead of codes.
-        written_with: Distributions that provided the formats, observers and algorithms of a checkpoint
-            (`quark.checkpoint.provenance`).
-        pre_quant_opt_config: Field of AMD Quark before 0.12, with algorithms that run before those in
-            ``algo_config``. quark puts them in front of ``algo_config`` and sets this field to None.
+        written_with: Distributions that provided the formats, observers and algorithms when a checkpoint was
+            written (`quark.checkpoint.provenance`).
+        pre_quant_opt_config: Algorithms that run before the algorithms in ``algo_config``. AMD Quark before
+            0.12 has this field. quark moves these algorithms to the front of ``algo_config`` and sets the
+            field to None.
     """
 
     global_quant_config: QLayerConfig = attrs.field(validator=_layer)
@@ -172,7 +177,7 @@ class QConfig:
     def copied(self) -> QConfig:
         """Return an independent copy, including the configurations of all tensors.
 
-        Raise ConfigError if you have assigned values to fields that contradict each other.
+        Raise ConfigError if values that you have assigned to fields contradict each other.
         """
         return attrs.evolve(
             self,
@@ -192,15 +197,16 @@ class QConfig:
 
     @property
     def run_time_algorithms(self) -> list[str]:
-        """Names of the algorithms whose modules run as part of the quantized model, in order."""
+        """Names of the algorithms that add modules to the quantized model, in ``algo_config``'s order."""
         return [a.name for a in self.algo_config or () if a.runs_with_model()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: the ``quantization_config`` of a checkpoint, without the key ``export``.
 
         The exporter adds ``export``. AMD Quark does not have the keys ``run_time_algorithms`` and
-        ``attention_post_rope``, and ignores them. The first is present only if an algorithm has modules that
-        run as part of the model, and the second only if it is not None.
+        ``attention_post_rope``, and ignores them. The JSON form has ``run_time_algorithms`` only if an
+        algorithm adds modules that run as part of the model. It has ``attention_post_rope`` only if the value
+        is not None.
         """
         softmax = self.softmax_quant_spec
         run = self.run_time_algorithms
@@ -222,11 +228,11 @@ class QConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QConfig:
-        """Return the configuration from its JSON form of any version.
+        """Create a configuration from a JSON form that any version has written.
 
-        A missing key, or a key with null, gets its default. Unknown keys are ignored. Entries of
-        ``algo_config`` become `StoredAlgoConfig` objects, so that a checkpoint can be read although its
-        algorithms are not installed.
+        If a key is missing or its value is null, the field gets its default. Unknown keys are ignored.
+        Entries of ``algo_config`` become `StoredAlgoConfig` objects, so that a checkpoint can be read even
+        if its algorithms are not installed.
 
         Raises:
             ConfigError: ``global_quant_config`` is missing, a value has the wrong type, or there are too many
@@ -260,7 +266,7 @@ class QConfig:
 def _refuse_many_patterns(data: Mapping[str, Any]) -> None:
     """Raise ConfigError if there are so many patterns that a comparison with all layers would take minutes.
 
-    Full names, as in exports, do not count as patterns.
+    A full name without wildcards does not count as a pattern. Exports list full names.
     """
     for key in ("exclude", "layer_quant_config", "kv_cache_quant_config"):
         values = data.get(key)
@@ -272,10 +278,11 @@ def _refuse_many_patterns(data: Mapping[str, Any]) -> None:
 
 
 def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | None:
-    """Return the settings of algorithms in ``value``, the ``algo_config`` of a checkpoint, or None.
+    """Return the settings of algorithms in ``value``, or None if there are none.
 
     Args:
-        value: A list, a single object (in versions before 0.10), or None.
+        value: The ``algo_config`` of a checkpoint. This is a list, None, or a single object if the version is
+            before 0.10.
         run: Names of the algorithms whose modules run as part of the model.
     """
     if value is None:

@@ -1,6 +1,6 @@
 """`QTensorConfig` says how one tensor is quantized.
 
-AMD Quark has had three names for this class.
+In the versions of AMD Quark, this class has three names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 
 
 def observer_name(observer: type | str | None) -> str | None:
-    """Return the public name of an observer. ``observer`` is its class, its name, or None."""
+    """Return the public name of an observer, or None if ``observer`` is None."""
     return observer if observer is None or isinstance(observer, str) else observer.__name__
 
 
@@ -91,44 +91,45 @@ def _scale_format(_: Any, attribute: Any, value: Any) -> None:
 class QTensorConfig:
     """The quantization of one tensor: its number format, granularity, scales, zero points and observer.
 
-    You can assign to fields, and the value is checked at once. Whether the fields contradict each other is
-    checked when the configuration is used. A run works on a copy (`copied`). The hash depends on the values,
-    so do not change a configuration that is a key of a dictionary.
+    You can assign to fields. The value is checked immediately. When the configuration is used, quark checks
+    whether the fields contradict each other. A run works on a copy (`copied`). The hash depends on the
+    values, so do not change a configuration that is a key of a dictionary.
 
     AMD Quark up to 0.11 calls this class ``QuantizationSpec``.
 
     Attributes:
         dtype: Number format of the elements, as a `Dtype` or its name.
         observer_cls: Class of the observer, or its public name.
-        is_dynamic: Whether quark computes the ranges anew for each activation at run time. If False, the
-            ranges are computed once (static).
-        qscheme: Which elements share a scale, as a `QSchemeType` or its name. A number format may define a
-            granularity under a name ``"vendor.name"``.
-        ch_axis: For one scale per channel, the axis of the channels. For one scale per group, the axis along
-            which the elements of a group are adjacent.
+        is_dynamic: Whether ranges are computed in every forward pass (dynamic). If False, the ranges are
+            computed once (static).
+        qscheme: The granularity, which determines the elements that share a scale: a `QSchemeType` or its
+            name. If a number format defines a granularity, the name has the form ``"vendor.name"``.
+        ch_axis: If there is one scale per channel, the axis of the channels. If there is one scale per group,
+            the axis along which the elements of a group are adjacent.
         group_size: Number of elements in a group. -1 means the whole axis.
         block_size: Numbers of rows and columns of a 2-D block.
         symmetric: Whether the zero point is fixed at 0. None if the format has no zero point.
-        round_method: How a value halfway between two representable values is rounded (`RoundType`).
+        round_method: The rounding of values halfway between two representable values (`RoundType`).
         scale_type: Dtype of the stored scales.
         scale_format: Number format of the scales: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``, ``"e5m3"``,
             or another name that the number format of the elements supports.
-        scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"`` or
-            ``"rceil"``.
+        scale_calculation_mode: The method that chooses a power-of-two scale: ``"even"``, ``"floor"``,
+            ``"ceil"`` or ``"rceil"``.
         qat_spec: This field exists for compatibility with AMD Quark. quark has no quantization-aware
             training.
         mx_element_dtype: Number format of the elements if ``dtype`` is ``Dtype.mx``.
         zero_point_type: Whether zero points are integers or real numbers.
         is_scale_quant: Whether this configuration is a second level, which quantizes the scales of the first
             level.
-        enable_buffer_reuse: This field has no effect. It is part of the JSON form for other programs.
-        max_input_numel: This field has no effect. It is part of the JSON form for other programs.
+        enable_buffer_reuse: This field has no effect. The JSON form contains it because other programs read
+            it.
+        max_input_numel: This field has no effect. The JSON form contains it because other programs read it.
         observer_options: Mapping from the name of an observer's option to its value, such as
-            ``{"percentile": 99.9}``. It is stored as sorted pairs. It is part of the JSON form only if it is
-            not empty.
+            ``{"percentile": 99.9}``. The field stores it as sorted pairs. The JSON form contains it only if
+            it is not empty.
 
     Raises:
-        ConfigError: (a ValueError) A value is out of range, or a field that the granularity needs is missing.
+        ConfigError: (a ValueError) A value is out of range. Or a field that the granularity needs is None.
     """
 
     dtype: Dtype = attrs.field(converter=_dtype)
@@ -156,7 +157,7 @@ class QTensorConfig:
             raise ConfigError(f"QTensorConfig(dtype={self.dtype.name}): {error}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form. The keys are names of fields. Enums and the observer are written as names."""
+        """Return the JSON form. The keys are names of fields. Names replace enums and the observer class."""
         names = [a.name for a in attrs.fields(type(self)) if a.name not in ("qat_spec", "observer_options")]
         out: dict[str, Any] = {}
         for name in names:
@@ -167,7 +168,7 @@ class QTensorConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QTensorConfig:
-        """Return the configuration from its JSON form. It may have the older keys ``dynamic`` and ``axis``.
+        """Create a configuration from its JSON form. The older keys ``dynamic`` and ``axis`` are accepted.
 
         Raises:
             ConfigError: A key is unknown, ``dtype`` is missing, or a value has the wrong type.
@@ -184,7 +185,7 @@ class QTensorConfig:
         return cls(**{key: value for key, value in values.items() if key != "zero_point_type" or value is not None})
 
     def set(self, **changes: Any) -> QTensorConfig:
-        """Return a copy with the fields ``changes``."""
+        """Return a copy in which the fields have the values in ``changes``."""
         return attrs.evolve(self, **changes)
 
     def set_group_size(self, group_size: int) -> None:
@@ -194,14 +195,14 @@ class QTensorConfig:
         self.group_size = group_size
 
     def copied(self) -> QTensorConfig:
-        """Return an independent copy. Raise ConfigError if assigned values contradict each other."""
+        """Return an independent copy. Raise ConfigError if values of the fields contradict each other."""
         return attrs.evolve(self)
 
 
 def _missing_field(spec: QTensorConfig) -> str | None:
-    """Return a sentence about a field that the granularity needs and that is missing, and the fix, or None.
+    """Return a message if a field that the granularity needs is None. Otherwise return None.
 
-    Number formats check the fields that they need themselves.
+    The message also says what to set. Number formats themselves check the fields that they need.
     """
     if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is None:
         return "per_channel needs the axis that keeps its own scales; set ch_axis, 0 for the output channels of a weight"

@@ -1,6 +1,6 @@
-"""Functions that look up the settings of an algorithm, read them from JSON, or find them for a model family.
+"""Functions that return settings of an algorithm: from its name, from JSON, or for a model family.
 
-The algorithms are provided by plugins.
+Plugins provide the algorithms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
 
 
 def canonical_algorithm(name: str) -> str:
-    """Return the registered name of an algorithm. ``name`` may be an alias, in upper or lower case.
+    """Return the registered name of an algorithm. ``name`` is this name or an alias, in upper or lower case.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such algorithm. The message names the closest match.
@@ -38,11 +38,11 @@ def canonical_algorithm(name: str) -> str:
 
 
 def require_processor(name: str, named_in: str = "`algorithm`") -> None:
-    """Raise UnsupportedError if the distribution of an algorithm provides only its settings.
+    """Raise UnsupportedError if an algorithm cannot run, because it has only settings and no processor.
 
     Args:
         name: Name of the algorithm.
-        named_in: The argument or field that contains the name, for the message.
+        named_in: The argument or field that contains the name. The message contains this text.
 
     Raises:
         UnsupportedError: (a NotImplementedError) The record of the algorithm has no ``processor``. The
@@ -57,9 +57,10 @@ def require_processor(name: str, named_in: str = "`algorithm`") -> None:
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
-    """Return the settings that an algorithm derives from the facts about a family, or None if there are none.
+    """Return the settings that an algorithm derives from the facts about a model family.
 
-    ``architecture.algorithm_defaults`` replace the defaults of the algorithm.
+    Return None if the algorithm cannot derive settings. Settings in ``architecture.algorithm_defaults``
+    replace the defaults of the algorithm.
     """
     config_class = algorithms().load_config(name)
     if refusal(name, architecture) is not None:
@@ -75,11 +76,11 @@ def refusal(name: str, architecture: Architecture) -> str | None:
 
 
 def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) -> AlgoConfig:
-    """Return a copy of an algorithm's settings with these options changed.
+    """Return a copy of an algorithm's settings with the values in ``options``.
 
     Raises:
-        ConfigError: (a ValueError) The algorithm has no such option, or refuses its value. The message lists
-            the options of the algorithm.
+        ConfigError: (a ValueError) The algorithm has no such option, or refuses the value of an option. The
+            message lists the options of the algorithm.
     """
     whose = f"the algorithm '{name}'"
     values = checked(whose, settings_options(type(settings)), options)
@@ -87,10 +88,10 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
 
 
 def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
-    """Return the settings of an algorithm from their JSON form, in which ``"name"`` is the algorithm's name.
+    """Create settings of an algorithm from their JSON form. ``data["name"]`` is the algorithm's name.
 
     Raises:
-        UnknownNameError: (a ValueError) No installed distribution has an algorithm with that name.
+        UnknownNameError: (a ValueError) No installed distribution has an algorithm with this name.
         ConfigError: The name or a required key is missing, or a key is unknown.
     """
     if not isinstance(data.get("name"), str):
@@ -112,7 +113,7 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
 def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) -> dict[str, AlgoConfig | None]:
     """Return a copy of ``configs`` in which registered names replace aliases of algorithms.
 
-    ``where`` is the argument that ``configs`` comes from, for messages.
+    ``where`` is the name of the argument that contains ``configs``. Messages contain this name.
     """
     try:
         return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
@@ -121,9 +122,9 @@ def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) ->
 
 
 def legacy_settings(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:
-    """Return a dictionary from algorithm to settings, from keywords of the form ``<algorithm>_config``.
+    """Convert keywords of the form ``<algorithm>_config`` to a dictionary from algorithm to settings.
 
-    Raise ConfigError for other keywords.
+    Raise ConfigError if there is another keyword.
     """
     if not parameters:
         return {}

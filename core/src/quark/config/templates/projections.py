@@ -1,10 +1,10 @@
-"""Express a quantized KV cache and quantized attention as quantized outputs of projections.
+"""Functions that express a quantized KV cache and quantized attention as quantized outputs of projections.
 
-The functions here work on patterns of names, because a template has no model. They add an entry for the
-pattern of a projection to a configuration. A pattern of the user may cover all, some or none of the layers of
-this projection. The first pattern that matches a layer counts. So the layers that the user's pattern covers
-keep the user's entry, and the added entry applies to the other layers. Therefore the added entry can be a
-copy of the user's entry only if the user's pattern covers *every* layer of the projection.
+The functions work on patterns of names, because a template has no model. They add an entry for the pattern of
+a projection to a configuration. A pattern of the user may match all, some or none of the layers of this
+projection. The first pattern that matches a layer counts. So the layers that the user's pattern matches keep
+the user's entry, and the added entry applies to the other layers. Therefore the added entry can be a copy of
+the user's entry only if the user's pattern matches *every* layer of the projection.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _PROJECTION_TYPE = "Linear"
 def covers(pattern: str, symbolic: str) -> bool:
     """Return whether ``pattern`` matches every name that the pattern ``symbolic`` matches.
 
-    The result is exact if ``*`` is the only wildcard in ``pattern``, because a star can match a star. For a
-    pattern with other wildcards, the result is True only if both patterns are equal.
+    The result is exact if ``*`` is the only wildcard in ``pattern``, because a star in ``pattern`` can match
+    a star in ``symbolic``. If ``pattern`` has other wildcards, the result is True only if both patterns are
+    equal.
 
     >>> keys = "model.layers.*.self_attn.k_proj"
     >>> covers("*self_attn*", keys), covers("model.layers.0.*", keys)
@@ -36,11 +37,12 @@ def covers(pattern: str, symbolic: str) -> bool:
 
 
 def with_quantized_cache(config: QConfig, patterns: Sequence[str], spec: TensorSpec, architecture: Architecture | None) -> QConfig:
-    """Return ``config`` with quantized outputs of the key and value projections, which are the KV cache.
+    """Return a copy of ``config`` in which the outputs of key and value projections are quantized.
 
-    Excluded projections keep float weights and inputs. `quark.models.plan.rules` reads the quantization of
-    the outputs from ``kv_cache_quant_config``. ``layer_quant_config`` gets the same entries, because AMD
-    Quark's documentation has both, and some programs read only one of the two fields.
+    These outputs enter the KV cache. Excluded projections keep float weights and inputs.
+    `quark.models.plan.rules` reads the quantization of the outputs from ``kv_cache_quant_config``. The same
+    entries are added to ``layer_quant_config``, because AMD Quark's documentation sets both fields, and some
+    programs read only one of them.
     """
     for pattern in patterns:
         base = base_for(config, pattern, architecture) or QLayerConfig()
@@ -54,9 +56,10 @@ def with_quantized_cache(config: QConfig, patterns: Sequence[str], spec: TensorS
 
 
 def with_quantized_attention(config: QConfig, patterns: Sequence[str], spec: QTensorConfig, architecture: Architecture | None) -> QConfig:
-    """Return ``config`` with quantized attention probabilities and quantized outputs of query projections.
+    """Return a copy of ``config`` with quantized attention.
 
-    Excluded projections stay float.
+    The attention probabilities and the outputs of query projections are quantized. Excluded projections stay
+    float.
     """
     config = attrs.evolve(config, softmax_quant_spec=spec)
     for pattern in patterns:
@@ -69,8 +72,8 @@ def with_quantized_attention(config: QConfig, patterns: Sequence[str], spec: QTe
 def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -> QLayerConfig | None:
     """Return the current configuration of the layers that ``pattern`` matches, or None if all are excluded.
 
-    It is the entry of the first pattern in ``layer_quant_config`` that covers all these layers. If there is
-    no such pattern, it is the configuration of linear layers that no pattern matches.
+    The result is the value of the first pattern in ``layer_quant_config`` that matches all these layers. If
+    there is no such pattern, the result is the configuration of linear layers that no pattern matches.
     """
     if _covering(config.exclude, pattern, architecture) is not None:
         return None
@@ -79,9 +82,10 @@ def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -
 
 
 def _symbolic_names(pattern: str, architecture: Architecture | None) -> tuple[str, ...]:
-    """Return the names of the attention projections that ``pattern`` matches, with ``*`` as block number.
+    """Return the names of the attention projections that ``pattern`` matches.
 
-    If the family is unknown, or has no such projections, return only the pattern itself.
+    The names contain ``*`` in place of the block number. If the family is unknown, or has no such
+    projections, return only ``pattern`` itself.
     """
     if architecture is None or architecture.decoder_blocks is None:
         return (pattern,)
@@ -90,7 +94,7 @@ def _symbolic_names(pattern: str, architecture: Architecture | None) -> tuple[st
 
 
 def _covering(patterns: Iterable[str], pattern: str, architecture: Architecture | None) -> str | None:
-    """Return the first of ``patterns`` that covers every layer that ``pattern`` matches, or None."""
+    """Return the first of ``patterns`` that matches every layer that ``pattern`` matches, or None."""
     symbolic = _symbolic_names(pattern, architecture)
     return next((p for p in patterns if covers(p, pattern) or all(covers(p, name) for name in symbolic)), None)
 
@@ -98,7 +102,7 @@ def _covering(patterns: Iterable[str], pattern: str, architecture: Architecture 
 def _remaining(config: QConfig) -> QLayerConfig:
     """Return the configuration of linear layers that no pattern matches.
 
-    It is the entry for their layer type, or the global configuration if there is no such entry.
+    The result is the entry for the type of these layers, or the global configuration if there is no entry.
     """
     for key, layer in config.layer_type_quant_config.items():
         if (key if isinstance(key, str) else key.__name__) == _PROJECTION_TYPE:
@@ -107,9 +111,10 @@ def _remaining(config: QConfig) -> QLayerConfig:
 
 
 def _put_before_cover(config: QConfig, pattern: str, layer: QLayerConfig, architecture: Architecture | None) -> QConfig:
-    """Return ``config`` with an entry for ``pattern`` in front of the first pattern that covers ``pattern``.
+    """Return a copy of ``config`` with a new entry for ``pattern`` in ``layer_quant_config``.
 
-    Behind the covering pattern, which comes from the user, the new entry would never match a layer first.
+    The new entry is in front of the first pattern that matches all layers of ``pattern``. That pattern comes
+    from the user. An entry after it would have no effect, because the first pattern that matches counts.
     """
     cover = _covering(config.layer_quant_config, pattern, architecture)
     entries = list(config.layer_quant_config.items())

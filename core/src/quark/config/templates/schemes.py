@@ -1,4 +1,4 @@
-"""AMD Quark's public classes for schemes, and functions that find the configuration of a scheme by name."""
+"""AMD Quark's public classes for schemes, and functions that look up a scheme's configuration by its name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN_TIME_SUMMARY = "registered by this program"
 
 
 class QuantizationScheme:
-    """A scheme that a layer configuration defines. AMD Quark has a base class of schemes with this name.
+    """A scheme. A layer configuration defines it. In AMD Quark, the base class of schemes has this name.
 
     Args:
         config: Configuration of a layer under this scheme. The scheme stores a copy.
@@ -39,7 +39,7 @@ class QuantizationScheme:
 
 
 class QuantizationSchemeCollection:
-    """AMD Quark's interface to the schemes. Every instance uses the registry `quark.plugins.schemes`."""
+    """AMD Quark's interface for schemes. All instances use the same registry (`quark.plugins.schemes`)."""
 
     def register_scheme(self, scheme_name: str, scheme: QuantizationScheme) -> None:
         """Add a scheme under a new name.
@@ -90,14 +90,14 @@ class QuantizationSchemeCollection:
     def get_supported_schemes(self) -> list[str]:
         """Return the names of all schemes.
 
-        The sorted names of plugins' schemes come first, then aliases, then the schemes that the program has
-        registered.
+        The list begins with the sorted names of the plugins' schemes. Then follow their aliases, and then the
+        names of the schemes that the program has registered.
         """
         own = schemes().run_time_names()
         return [*schemes().plugin_names(), *(alias for record in schemes() for alias in record.aliases), *own]
 
     def get_scheme(self, scheme_name: str) -> QuantizationScheme:
-        """Return the scheme with that name or alias.
+        """Return the scheme whose name or alias is ``scheme_name``.
 
         Raises:
             UnknownNameError: (a ValueError) There is no such scheme. The message names the closest match.
@@ -122,12 +122,12 @@ def scheme_record(scheme_name: str) -> SchemeRecord:
 
 
 def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
-    """Return a new configuration of a layer under a scheme, for the given options of the scheme.
+    """Create and return the layer configuration of a scheme. ``options`` are options of the scheme.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such scheme.
-        ConfigError: (a ValueError) The scheme has no such option, or refuses its value. The message lists the
-            options of the scheme.
+        ConfigError: (a ValueError) The scheme has no such option, or refuses the value of an option. The
+            message lists the options of the scheme.
         PluginError: The function of the scheme failed, or returned no `QLayerConfig`.
     """
     record = scheme_record(scheme_name)
@@ -139,7 +139,7 @@ def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) ->
 
 
 def _run_time_hint(scheme_name: str) -> str:
-    """Return a hint with the closest name of a scheme that this program registered, or an empty text."""
+    """Return a hint that names the most similar scheme that this program registered, or an empty text."""
     near = closest(str(scheme_name), schemes().run_time_names())
     return f" (did you mean '{near}', registered in this program?)" if near else ""
 
@@ -155,10 +155,11 @@ def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
 
 
 def _attention_config(layer: QLayerConfig) -> QTensorConfig | None:
-    """Return the configuration that a KV cache and attention get from a layer configuration.
+    """Return the configuration of the KV cache and attention for a scheme.
 
-    It is the configuration of the layer's outputs, or that of its inputs if outputs stay float. Return None
-    if it is dynamic or has several levels.
+    ``layer`` is the layer configuration of the scheme. The result is ``layer.output_tensors``, or
+    ``layer.input_tensors`` if outputs stay float. Return None if this configuration is dynamic or has
+    several levels.
     """
     spec = layer.output_tensors or layer.input_tensors
     return spec if isinstance(spec, QTensorConfig) and not spec.is_dynamic else None
@@ -169,12 +170,12 @@ def scheme_part(scheme_name: str, part: Literal["kv_cache", "attention"], what: 
 
     Args:
         scheme_name: Name of a registered scheme.
-        part: Field of `SchemeRecord` with the function that builds the configuration.
+        part: The field of `SchemeRecord` whose function builds the configuration.
         what: Description of the part for messages, such as ``"KV cache scheme"``.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no such scheme, or it does not provide the part. The message
-            lists the schemes that provide it.
+        UnknownNameError: (a ValueError) There is no such scheme, or the scheme has no configuration for this
+            part. The message lists the schemes that have one.
     """
     able = [record.name for record in schemes() if getattr(record, part) is not None]
     record = schemes().get(scheme_name) if scheme_name in schemes() else None

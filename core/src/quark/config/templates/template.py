@@ -1,4 +1,4 @@
-"""`LLMTemplate` builds the configuration of a language model of a known family from the name of a scheme."""
+"""`LLMTemplate` builds the configuration of a model from the name of a scheme, if the family is known."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _list(value: str | Sequence[str] | None) -> list[str]:
 
 
 def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
-    """Return the value of an argument that has a new and an old name. Raise ConfigError if both are set."""
+    """Return the value of an argument with a new and an old name. Raise ConfigError if both are passed."""
     if value is not None and old_value is not None:
         raise ConfigError(f"LLMTemplate got both {name} and its old name {old_name}: pass only {name}")
     return old_value if value is None else value
@@ -65,24 +65,24 @@ class LLMTemplate:
 
     Args:
         model_type: ``config.model_type`` of the family.
-        kv_layers_name: Patterns of the projections whose outputs enter the KV cache. None if the template
-            does not support a quantized cache.
+        kv_layers_name: Patterns of the projections whose outputs enter the KV cache. None means that the
+            template does not support a quantized cache.
         q_layer_name: Pattern, or patterns, of the query projections.
         gate_up_layers_name: Suffixes of the two MLP input projections. None means ``gate_proj`` and
             ``up_proj``.
         exclude_layers_name: Patterns of layers that stay float.
         algorithm_configs: Mapping from the name of an algorithm, in upper or lower case, to its settings.
-        f2f_weight_converters: Converters that `quark.runs.quantize_checkpoint` applies to stored tensors
-            before anything else, with or without calibration data (`quark.models.hf.weight_converters`).
+        f2f_weight_converters: Converters (`quark.models.hf.weight_converters`). With or without calibration
+            data, `quark.runs.quantize_checkpoint` applies them to stored tensors before any other step.
         kv_layer_name: Old name of ``kv_layers_name``.
         exclude_layers: Old name of ``exclude_layers_name``.
         architecture: Further facts about the family.
-        legacy_algorithm_parameters: Keywords of the form ``<algorithm>_config``, which older programs use
-            instead of ``algorithm_configs``. They cause a warning.
+        legacy_algorithm_parameters: Keywords of the form ``<algorithm>_config``. Older programs use them
+            instead of ``algorithm_configs``. quark logs a warning for them.
 
     Raises:
-        ConfigError: (a ValueError) A keyword or an algorithm is unknown, or an argument is passed under its
-            new and its old name.
+        ConfigError: (a ValueError) A keyword or an algorithm is unknown, or an argument is passed under both
+            its new and its old name.
 
     Example:
         >>> from quark.config.templates import LLMTemplate
@@ -128,7 +128,7 @@ class LLMTemplate:
 
     @property
     def algorithm_configs(self) -> dict[str, AlgoConfig | None]:
-        """Mapping from the name of an algorithm to its settings. It is the same object as ``algo_config``."""
+        """Mapping from the name of an algorithm to its settings. ``algo_config`` is the same object."""
         return self.algo_config
 
     @classmethod
@@ -150,7 +150,7 @@ class LLMTemplate:
     def list_available(cls) -> list[str]:
         """Return the model types that have a template.
 
-        The sorted types from plugins come first, then the types that the program has registered.
+        The list begins with the sorted types from plugins. Then follow types that the program has registered.
         """
         plugins = templates().plugin_names()
         return [*plugins, *(name for name in templates().run_time_names() if name not in plugins)]
@@ -189,8 +189,8 @@ class LLMTemplate:
         """Return the template of a model type.
 
         Args:
-            model_type: ``model.config.model_type``. If it is missing, the first entry of
-                ``model.config.architectures``.
+            model_type: ``model.config.model_type``. If the model has no such attribute, pass the first entry
+                of ``model.config.architectures``.
 
         Raises:
             UnknownNameError: (a ValueError) There is no such template. The message lists all templates, and
@@ -240,7 +240,7 @@ class LLMTemplate:
 
     @classmethod
     def get_supported_schemes(cls) -> list[str]:
-        """Return the names of all schemes, which come from plugins or were registered in this process."""
+        """Return the names of all schemes, both from plugins and registered in this process."""
         return QuantizationSchemeCollection().get_supported_schemes()
 
     def get_config(
@@ -263,7 +263,8 @@ class LLMTemplate:
     ) -> QConfig:
         """Return a new `QConfig` for a whole model.
 
-        If you pass settings in ``algo_configs``, the result contains these objects. It shares nothing else.
+        The result contains the settings objects in ``algo_configs`` themselves, and copies of everything
+        else.
 
         Args:
             scheme: Name of the scheme of all linear layers.
@@ -274,29 +275,29 @@ class LLMTemplate:
             layer_config: Mapping from a pattern of layer names to a scheme's name. The first pattern that
                 matches a layer decides.
             layer_type_config: Mapping from a layer type, which is a torch class or its name, to a scheme's
-                name. It applies to layers that no pattern matches.
-            exclude_layers: Patterns of layers that stay float, in place of the template's patterns. ``[]``
+                name. It applies to layers that no pattern in ``layer_config`` matches.
+            exclude_layers: Patterns of layers that stay float. They replace the template's patterns. ``[]``
                 quantizes all layers.
-            algo_configs: Mapping from the name of an algorithm to settings, in place of the template's
+            algo_configs: Mapping from the name of an algorithm to settings. They replace the template's
                 settings.
-            shared_scale_groups: Groups of name suffixes whose layers share a global scale, in place of the
-                scheme's groups. ``[]`` means no groups.
-            kv_cache_post_rope: If True, keys and values are rounded as the inputs of attention, which
-                runtimes cache. If False, they are rounded as the outputs of the projections, as in AMD Quark.
-                None means True if quark can reach the attention of the model.
+            shared_scale_groups: Groups of name suffixes. The layers of a group share a global scale. They
+                replace the scheme's groups. ``[]`` means no groups.
+            kv_cache_post_rope: If True, keys and values are rounded at the inputs of attention, which
+                runtimes cache. If False, they are rounded at the outputs of the projections, as in AMD Quark.
+                None means True if quark can access the inputs of the model's attention.
             attention_post_rope: The same choice for the queries that ``attention_scheme`` quantizes.
-            scheme_options: Mapping from an option of ``scheme`` to its value, such as
+            scheme_options: Mapping from the name of an option of ``scheme`` to its value, such as
                 ``{"block_size": 32}``. ``quark schemes NAME`` lists the options.
             algorithm_options: Mapping from an algorithm to its options, such as
                 ``{"gptq": {"damp_percent": 0.05}}``. ``quark algorithms NAME`` lists the options.
 
         Raises:
-            UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme does not
-                support a KV cache or attention.
+            UnknownNameError: (a ValueError) There is no such scheme or algorithm. Or the scheme for the KV
+                cache or attention does not support it.
             UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this
                 family.
-            ConfigError: (a ValueError) An option is unknown or has the wrong type. Or the template does not
-                say which layers compute the KV cache.
+            ConfigError: (a ValueError) An option is unknown or has the wrong type. Or ``kv_cache_scheme`` is
+                set, but the template has no ``kv_layers_name``.
         """
         record = scheme_record(scheme)
         shares = record.shares_global_scale and shared_scale_groups is None
@@ -325,7 +326,7 @@ class LLMTemplate:
         return [[name for names in suffixes for name in names] if is_stated else list(_QKV), list(self.gate_up_layers_name)]
 
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
-        """Return ``config`` with the schemes for the KV cache and for attention, if they are set."""
+        """Return ``config``, with the schemes for the KV cache and for attention added if they are set."""
         if kv_cache_scheme:
             spec = scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme")
             if not self.kv_layers_name:
@@ -375,10 +376,10 @@ class LLMTemplate:
 
 
 def template_for(model_config: Any) -> LLMTemplate:
-    """Return the template of the model that a configuration describes.
+    """Return the template for the model that a configuration describes.
 
     Args:
-        model_config: A transformers configuration, or the dictionary in a ``config.json``.
+        model_config: A transformers configuration, or the content of a ``config.json`` as a dictionary.
 
     Raises:
         ConfigError: The configuration has neither a model type nor an architecture.
