@@ -102,8 +102,8 @@ class QConfig:
         kv_cache_post_rope: Where keys and values are rounded, and where the exported scales of the cache are
             computed. True means at the inputs of attention, after norms of single heads and the rotary
             embedding. Runtimes such as vLLM cache these inputs. False means at the outputs of the
-            projections, as in AMD Quark. None means True if quark can access the inputs of the model's
-            attention, and False otherwise. Latent attention requires False, because runtimes do not cache
+            projections, as in AMD Quark. None means True if the model can use quark's attention functions,
+            and False otherwise. Latent attention requires False, because runtimes do not cache
             the outputs of its projections.
         attention_post_rope: The same choice for the queries if attention is quantized
             (``softmax_quant_spec``).

@@ -284,7 +284,7 @@ class LLMTemplate:
                 replace the scheme's groups. ``[]`` means no groups.
             kv_cache_post_rope: If True, keys and values are rounded at the inputs of attention, which
                 runtimes cache. If False, they are rounded at the outputs of the projections, as in AMD Quark.
-                None means True if quark can access the inputs of the model's attention.
+                None means True if the model can use quark's attention functions.
             attention_post_rope: The same choice for the queries that ``attention_scheme`` quantizes.
             scheme_options: Mapping from the name of an option of ``scheme`` to its value, such as
                 ``{"block_size": 32}``. ``quark schemes NAME`` lists the options.
