@@ -1,4 +1,4 @@
-"""The base classes of algorithms, statistics of layers' inputs, and the default rounding `RoundToNearest`."""
+"""Base classes of algorithms, classes of statistics of layer inputs, and the default rounding."""
 
 from quark.algorithms.branching import Branching, BranchSite, BranchTask
 from quark.algorithms.rounding import (

@@ -80,8 +80,8 @@ class BranchTask:
 class Branching(ABC):
     """Gives linear layers a `quark.models.layers.Branch`. Its output is added to the output of the layer.
 
-    A subclass defines `branch` and `tensors`. The class of its settings must return True from
-    ``runs_with_model()``. A run has at most one branching.
+    A subclass defines `branch` and `tensors`. In the algorithm's settings class, ``runs_with_model()`` must
+    return True. A run has at most one branching.
 
     Attributes:
         needs: Classes of the statistics of layer inputs that the branching needs. If ``needs`` is empty, the
@@ -101,10 +101,10 @@ class Branching(ABC):
         """
 
     def weight_to_round(self, task: BranchTask) -> Tensor:
-        """Return the weight that is rounded in place of the float weight, with the same shape and dtype.
+        """Return the weight to round, with the shape and dtype of the float weight.
 
-        By default, this is the float weight, and the branch compensates the rounding error. Override this
-        method to move a part of the weight to the branch before rounding.
+        By default, return the float weight itself. The branch can then compensate the rounding error.
+        Override this method to move a part of the weight to the branch before rounding.
         """
         return task.weight
 
@@ -177,7 +177,7 @@ class CheckedBranching:
 
     @torch.no_grad()
     def fill(self, branch: nn.Module, task: BranchTask) -> None:
-        """Set the tensors of a branch.
+        """Set the tensors of ``branch`` to the result of `Branching.tensors`.
 
         Raises:
             PluginError: The names, shapes or dtypes of the tensors differ from the declared ones, or a value

@@ -145,10 +145,10 @@ def _mirror_upper_(h: Tensor) -> None:
 def _multiplied_as_bfloat16() -> Iterator[None]:
     """In a ``with`` block, let CPUs multiply float32 matrices in bfloat16.
 
-    This changes no product, because bfloat16 can represent all values of the matrices. oneDNN then uses AMX,
-    or AVX-512 if the CPU has no AMX. Otherwise MKL would multiply, and MKL uses AVX-512 only on Intel CPUs.
-    Sums stay float32. The setting applies to the whole process, so a lock lets only one thread at a time
-    change it.
+    All values of the matrices must be bfloat16 values, so that no product changes. oneDNN then uses AMX, or
+    AVX-512 if the CPU has no AMX. Otherwise MKL would multiply, and MKL uses AVX-512 only on Intel CPUs. Sums
+    stay float32. The setting applies to the whole process, so a lock lets only one thread at a time change
+    it.
     """
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch replaces the module
     with _PRECISION:

@@ -170,8 +170,9 @@ class StackedWeights:
     def grid(self, importance: Tensor | None = None) -> WeightGrid:
         """Return the `WeightGrid` of the weights.
 
-        The grid contains the tables of some formats, and the scales that several rows or layers share. Both
-        are computed from the current values of ``wt``, so they include your changes of ``wt``.
+        If the format has tables, or if several rows or layers share a scale, the grid contains these tables
+        and scales. They are computed from the current values of ``wt``, so they include your changes of
+        ``wt``.
 
         Args:
             importance: Importance of input channels, as in `WeightGrid`.

@@ -207,7 +207,10 @@ class Transform(TransformRun):
         return self
 
     def rounding(self) -> Rounding | None:
-        """Return the rounding of a run whose configuration names no rounding. None means round-to-nearest."""
+        """Return the rounding that a run uses if its configuration names no rounding.
+
+        None means round-to-nearest.
+        """
         return None
 
     def accepts(self, validation: Validation | None) -> bool:

@@ -1,4 +1,4 @@
-"""`CheckpointExporter`, the base class of exporters that write a checkpoint in the form of Hugging Face.
+"""`CheckpointExporter`, the base class of exporters that write a Hugging Face checkpoint.
 
 Such a checkpoint is a directory with safetensors files, ``config.json`` and companions such as a tokenizer.
 """
@@ -367,7 +367,7 @@ def _written_as_they_are(layers: Mapping[str, ExportedLayer], tensors: Mapping[s
 def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
     """Return the content of ``config.json``, with ``quantization`` as the ``quantization_config``.
 
-    The other content is the config of the model. If the model has no config, it is the name of its class.
+    The other content is the config of the model, or the name of the model's class if there is no config.
     """
     model: Any = content.model
     if not hasattr(getattr(model, "config", None), "to_json_file"):

@@ -121,7 +121,7 @@ def _is_of_model(source: Path, model_type: str) -> bool:
     """Return whether ``source`` is a checkpoint of this model type, or of a model with a part of this type.
 
     This check is necessary, because ``_name_or_path`` in a ``config.json`` can name any directory. If a part
-    of a model was taken out, its config still names the checkpoint of the whole model.
+    of a model was taken out, the config of this part still names the checkpoint of the whole model.
     """
     values = read_json(source / "config.json") if (source / "config.json").is_file() else {}
     return model_type in (part.get("model_type") for part in (values, *values.values()) if isinstance(part, dict))

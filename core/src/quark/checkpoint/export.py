@@ -137,8 +137,8 @@ def _check(name: str, exporter: Exporter, content: CheckpointContent, skeleton: 
     branched = [] if exporter.holds_branches else [n.rpartition(".")[0] for n, m in skeleton.named_modules() if isinstance(m, Branch)]
     if branched:
         raise UnsupportedError(
-            f"the layout '{name}' has no place for branches beside layers, but {len(branched)} layer(s) have one ({folded(branched)}). "
-            "Choose a layout that holds branches, or leave out the algorithm that adds them"
+            f"the layout '{name}' has no place for branches beside layers, but {len(branched)} layer(s) have a branch ({folded(branched)})."
+            " Choose a layout that holds branches, or leave out the algorithm that adds them"
         )
 
 
@@ -167,7 +167,7 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
     """Export a quantized model with the registered exporter ``name``.
 
     Raises:
-        UnknownNameError: No exporter has that name.
+        UnknownNameError: No exporter has the name ``name``.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
         UnsupportedError: The layout cannot represent the model. The message names layouts that can represent
@@ -227,7 +227,7 @@ def export_safetensors(
         custom_mode: Name of an exporter. ``"quark"`` means the Quark layout.
         weight_format: ``"real_quantized"`` or None stores codes. ``"fake_quantized"`` stores rounded values.
             `import_model_from_safetensors` and transformers load the same model from either form. Other
-            runtimes do not distinguish the two forms, so a warning is logged for ``"fake_quantized"``.
+            runtimes ignore the setting in the checkpoint, so a warning is logged for ``"fake_quantized"``.
         pack_method: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
         overwrite: Whether an earlier export in ``output_dir`` is replaced when the new export is complete. No
             other file is deleted.

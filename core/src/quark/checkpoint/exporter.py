@@ -74,8 +74,8 @@ class ExportOptions:
 class BlockStream(ABC):
     """An export that is written while the model is being quantized.
 
-    A run calls `when_stored` and the methods that follow it only if the run can be resumed, or if several
-    processes share the run.
+    A run calls `when_stored`, `adopt`, `read`, `written` and `count_as_written` only if the run can be
+    resumed, or if several processes share the run.
 
     Attributes:
         encodes: Whether the stream gets the codes of all weights from the quantizers, like
@@ -98,8 +98,8 @@ class BlockStream(ABC):
         """Write the remaining files. All blocks, and the tensors outside the blocks, are already written.
 
         Args:
-            content: The final content of the run. Its plan and its configuration no longer name algorithms
-                that changed nothing.
+            content: The final content of the run. The plan and the configuration in this content no longer
+                name algorithms that changed nothing.
         """
 
     def write_float(self) -> None:  # noqa: B027 - a stream may write everything in order
@@ -147,7 +147,7 @@ class BlockStream(ABC):
         _lacking(self, "read", "resumes")
 
     def written(self) -> Mapping[str, str]:
-        """Return the checksums of the tensors that this process has written, as a dictionary from name."""
+        """Return a dictionary from name to checksum for the tensors that this process has written."""
         _lacking(self, "written", "shares")
 
     def count_as_written(self, names: Mapping[str, str]) -> None:

@@ -58,7 +58,7 @@ class RuntimeSupport:
 
     @property
     def loads(self) -> bool:
-        """Whether the runtime would load the checkpoint and compute the same as the exported model."""
+        """Whether the runtime would load the checkpoint and compute the results of the exported model."""
         return not self.refusals
 
 

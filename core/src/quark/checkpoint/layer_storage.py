@@ -136,10 +136,10 @@ class StorageReader(LayoutReader):
         """
 
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """Return the quantization of the KV cache, as a dictionary from the full name of a projection.
+        """Return a dictionary from the full name of a projection to the quantization of its cached output.
 
-        A projection is in the dictionary if its output is stored in the KV cache. The default implementation
-        returns an empty dictionary, which means a float cache.
+        The projections are those whose outputs are stored in the KV cache. The default implementation returns
+        an empty dictionary, which means a float cache.
 
         Args:
             stored: A dictionary from the full name of each tensor in the checkpoint to its dtype and shape.

@@ -102,7 +102,7 @@ class LayoutReader(ABC):
         Return None if the ``quantization_config`` does not contain such a quantization.
 
         Raises:
-            ConfigError, UnsupportedError: The block cannot be used.
+            ConfigError, UnsupportedError: ``block`` cannot be used.
         """
         return None
 

@@ -138,7 +138,7 @@ def is_tied_apart(model: nn.Module) -> bool:
 
 
 def same_weights(model: nn.Module, layers: Collection[str]) -> dict[str, str]:
-    """Return the quantized layers that are tied to another layer with the same codes and scales on loading.
+    """Return the quantized layers that a reader ties to another layer with the same codes and scales.
 
     Args:
         model: The quantized model.
@@ -279,7 +279,7 @@ def state_parts(
 
     Args:
         model: The quantized model.
-        attentions: These attention modules.
+        attentions: The attention modules that store these scales themselves.
         layers: Full names of the quantized layers in the region that is written.
         options: Options of the export.
         as_vectors: Whether scales are stored with the shape ``[1]`` instead of ``[]``, and with the shape

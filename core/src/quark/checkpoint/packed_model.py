@@ -1,4 +1,4 @@
-"""Conversion of a float model to a model that the tensors of a checkpoint fit, before they are loaded."""
+"""Functions that change a float model so that the tensors of a checkpoint can be loaded into the model."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def pack_model(
         MissingPluginError: An algorithm that runs with the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or needs a format that is not
             installed.
-        CheckpointError: The checkpoint stores a format in a version of its layout that the installed
-            distribution does not read.
+        CheckpointError: The checkpoint stores a format in a layout version that the installed distribution
+            does not read.
     """
     refuse_unreadable(quant_config)
     separate_experts(model, quant_config)

@@ -53,8 +53,8 @@ def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> No
     Raises:
         UnknownNameError: A format or an observer is not installed. The message names the distribution that
             provides it.
-        CheckpointError: The checkpoint stores a format in a version of its layout that the installed
-            distribution does not read.
+        CheckpointError: The checkpoint stores a format in a layout version that the installed distribution
+            does not read.
     """
     provenance_block = config.written_with
     for name, entry in _entries(provenance_block, "formats"):

@@ -66,8 +66,9 @@ def import_model_from_safetensors(
             means the default of transformers.
         device: The device of the loaded model. On a machine without CUDA, ``"cuda"`` means the CPU.
         multi_gpu: This argument has no effect. It exists because AMD Quark's public API has it.
-        packed: Whether weights stay packed in memory as in the files. Each forward pass then unpacks them.
-            The model needs only as much memory as its files. It computes the same results, but more slowly.
+        packed: Whether weights stay packed in memory, in the same form as in the files. Each forward pass
+            then unpacks them. The model needs only as much memory as its files, and computes the same
+            results, but more slowly.
             `quark.checkpoint.unpack_model` unpacks such a model.
 
     Returns:
@@ -355,9 +356,9 @@ def layers_to_tie(model: nn.Module, loaded: Set[str]) -> dict[PackedLayer, Packe
 
 
 def tied_codes(model: nn.Module) -> set[str]:
-    """Return the names of all tensors in pairs of tied tensors of which at least one is stored as codes.
+    """Return the names of both tensors of each tied pair in which at least one tensor is stored as codes.
 
-    Such tensors must not be tied without a check, because the codes of one layer are not the values of the
+    Such a pair must not be tied without a check, because the codes of one layer are not the values of the
     other layer.
     """
     return {path for names in _tied_names(model) if any(_holds_codes(model, name) for name in names) for path in names}
@@ -370,7 +371,7 @@ def _tied_names(model: nn.Module) -> list[tuple[str, str]]:
 
 
 def _holds_codes(model: nn.Module, path: str) -> bool:
-    """Return whether ``path`` is the weight or bias of a packed layer that quantizes this tensor."""
+    """Return whether ``path`` is the path of a weight or bias that a packed layer stores quantized."""
     owner, _, leaf = path.rpartition(".")
     module = module_at(model, owner)
     return isinstance(module, PackedLayer) and leaf in PARAMETERS and getattr(module.layer_config, leaf) is not None

@@ -23,7 +23,7 @@ class Restorer(Protocol):
     """
 
     def restore(self, model: nn.Module, config: QConfig) -> None:
-        """Add the same parts to a float model that the algorithm added before the export.
+        """Add to a float model the parts that the algorithm added before the export.
 
         quark calls this method after it has separated experts, and before it replaces layers and loads
         tensors. When quark replaces a layer, the hooks of the layer are kept. If the checkpoint contains

@@ -137,8 +137,8 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         MissingPluginError: An algorithm that runs with the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or needs a format that is not
             installed.
-        CheckpointError: The checkpoint stores a format in a version of its layout that the installed
-            distribution does not read.
+        CheckpointError: The checkpoint stores a format in a layout version that the installed distribution
+            does not read.
     """
     refuse_unfit_environment()
     try:

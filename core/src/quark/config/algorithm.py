@@ -41,10 +41,10 @@ class AlgoConfig:
         return None
 
     def resolved(self) -> Self:
-        """Return the settings, with final values for fields that do not have one yet.
+        """Return the settings with final values in all fields.
 
-        For example, the defaults of a preset replace unset fields. A run uses the resolved settings, and the
-        checkpoint contains them. If the settings are already resolved, the result equals them.
+        For example, fields that are not set get the default of a preset. A run uses the resolved settings,
+        and the checkpoint contains them. If the settings are already resolved, the result equals them.
         """
         return self
 

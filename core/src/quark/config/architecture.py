@@ -72,11 +72,11 @@ class Architecture:
             as ``"self_attn.q_proj"``, one for each attention layer of the block. An empty tuple if a fused
             matrix computes the queries. If None, quark infers them from names
             (`quark.models.plan.inferred_architecture`).
-        key_projections: Like ``query_projections``, for keys, such as ``"self_attn.k_proj"``.
-        value_projections: Like ``query_projections``, for values, such as ``"self_attn.v_proj"``.
+        key_projections: Like ``query_projections``, but for keys, such as ``"self_attn.k_proj"``.
+        value_projections: Like ``query_projections``, but for values, such as ``"self_attn.v_proj"``.
         key_norms: In a block: norms on the keys between their projection and the KV cache, such as
             ``"self_attn.k_norm"``. If None, quark infers them from names.
-        attention_norm: In a block: the norm whose output ``attention_inputs`` read, such as
+        attention_norm: In a block: the norm whose output is the input of ``attention_inputs``, such as
             ``"input_layernorm"``.
         attention_inner_norms: In a block: pairs of a norm inside attention and the projections that read the
             norm's output, such as ``(("self_attn.kv_a_layernorm", ("self_attn.kv_b_proj",)),)``. Norms of
@@ -97,8 +97,8 @@ class Architecture:
         mlp_inputs: In a block: the projections that read the input of the dense MLP (its input group), such
             as ``("mlp.gate_proj", "mlp.up_proj")``.
         mlp_output: In a block: the last projection of the MLP, such as ``"mlp.down_proj"``.
-        mlp_norm: In a block: the norm whose output ``mlp_inputs``, or the router and the experts, read, such
-            as ``"post_attention_layernorm"``.
+        mlp_norm: In a block: the norm whose output is the input of ``mlp_inputs``, or of the router and the
+            experts, such as ``"post_attention_layernorm"``.
         mlp_value: In a block: the projection from which an equalization can move scales to ``mlp_output``,
             such as ``"mlp.up_proj"``. Between the two projections, there may be only a ReLU, or a
             multiplication by factors that do not depend on the output of ``mlp_value``. None if there is no

@@ -42,7 +42,7 @@ class _Vocabulary(Enum):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Serialize a value as a pair of its class and its text.
 
-        Python up to 3.11.3 would serialize the name of a member, but names of plugins are not members.
+        Python up to 3.11.3 would look up the value among the members, but names of plugins are not members.
         """
         return type(self), (self.value,)
 
@@ -106,7 +106,7 @@ class Dtype(_OpenVocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> Dtype:
-        """Return a value for ``value``, the name of a plugin's number format."""
+        """Return the enum value for ``value``, which is the name of a plugin's number format."""
         if not is_valid_name(value):
             raise ConfigError(f"{value!r} is not the name of a number format: a name is {NAME_RULE}")
         return cls._beside_members(str(value))
@@ -126,7 +126,8 @@ class Dtype(_OpenVocabulary):
     def to_bitwidth(self) -> int:
         """Return the number of bits of one element, rounded up.
 
-        For mx6 and mx9, the bits that the elements of a block share are counted in equal parts.
+        In mx6 and mx9, the elements of a block share some bits. The result includes an equal part of these
+        bits for each element.
 
         Raises:
             UnknownNameError: (a ValueError) No installed plugin provides the format.
@@ -157,7 +158,7 @@ class QSchemeType(_OpenVocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> QSchemeType:
-        """Return a value for ``value``, the name of a granularity that a number format defines."""
+        """Return the enum value for ``value``, the name of a granularity that a number format defines."""
         if not is_vendor_name(value):
             near = closest(str(value), cls.__members__)
             suggestion = f"; did you mean {near!r}?" if near else "."

@@ -103,8 +103,8 @@ class QConfig:
             computed. True means at the inputs of attention, after norms of single heads and the rotary
             embedding. Runtimes such as vLLM cache these inputs. False means at the outputs of the
             projections, as in AMD Quark. None means True if the model can use quark's attention functions,
-            and False otherwise. Latent attention requires False, because runtimes do not cache
-            the outputs of its projections.
+            and False otherwise. Latent attention requires False, because runtimes do not cache the outputs
+            of its projections.
         attention_post_rope: The same choice for the queries if attention is quantized
             (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes. The layers of a group share one global scale.
@@ -197,11 +197,11 @@ class QConfig:
 
     @property
     def run_time_algorithms(self) -> list[str]:
-        """Names of the algorithms that add modules to the quantized model, in ``algo_config``'s order."""
+        """Names of algorithms that add modules to the quantized model, in the order of ``algo_config``."""
         return [a.name for a in self.algo_config or () if a.runs_with_model()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: the ``quantization_config`` of a checkpoint, without the key ``export``.
+        """Return the JSON form. It is the ``quantization_config`` of a checkpoint without the key ``export``.
 
         The exporter adds ``export``. AMD Quark does not have the keys ``run_time_algorithms`` and
         ``attention_post_rope``, and ignores them. The JSON form has ``run_time_algorithms`` only if an

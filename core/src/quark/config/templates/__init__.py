@@ -1,4 +1,4 @@
-"""Templates of model families, and look-up of schemes and settings of algorithms by name, without torch."""
+"""Templates of model families, schemes, and settings of algorithms. This package imports no torch."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def canonical_algorithm(name: str) -> str:
 
 
 def require_processor(name: str, named_in: str = "`algorithm`") -> None:
-    """Raise UnsupportedError if an algorithm cannot run, because it has only settings and no processor.
+    """Raise UnsupportedError if an algorithm cannot run, because its distribution provides only settings.
 
     Args:
         name: Name of the algorithm.

@@ -240,7 +240,7 @@ class LLMTemplate:
 
     @classmethod
     def get_supported_schemes(cls) -> list[str]:
-        """Return the names of all schemes, both from plugins and registered in this process."""
+        """Return the names of all schemes, from plugins and from registrations in this process."""
         return QuantizationSchemeCollection().get_supported_schemes()
 
     def get_config(
@@ -292,8 +292,8 @@ class LLMTemplate:
                 ``{"gptq": {"damp_percent": 0.05}}``. ``quark algorithms NAME`` lists the options.
 
         Raises:
-            UnknownNameError: (a ValueError) There is no such scheme or algorithm. Or the scheme for the KV
-                cache or attention does not support it.
+            UnknownNameError: (a ValueError) There is no such scheme or algorithm. Or ``kv_cache_scheme`` or
+                ``attention_scheme`` names a scheme that is not for this purpose.
             UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this
                 family.
             ConfigError: (a ValueError) An option is unknown or has the wrong type. Or ``kv_cache_scheme`` is
