@@ -56,7 +56,7 @@ def test_a_format_without_it_refuses_the_spec() -> None:
 
 def test_a_misspelt_qscheme_is_no_format_s_own() -> None:
     with pytest.raises(
-        ConfigError, match=r"no member 'per_grop'; did you mean 'per_group'\?.*; a number format's own name is written 'vendor\.name'"
+        ConfigError, match=r"no member 'per_grop'; did you mean 'per_group'\?.*; a number format's granularity is named 'vendor\.name'"
     ):
         spec().set(qscheme="per_grop")
 

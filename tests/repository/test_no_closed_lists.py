@@ -108,7 +108,7 @@ def test_vocabularies_accept_names_of_a_vendors_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["diagonal", "acme.", ".diagonal", "acme.a.b", "acme/diagonal"])
 def test_vocabularies_refuse_other_names(name: str) -> None:
-    with pytest.raises(ValueError, match=r"a number format's own name is written 'vendor\.name'"):
+    with pytest.raises(ValueError, match=r"a number format's granularity is named 'vendor\.name'"):
         QTensorConfig(dtype="int8", qscheme=name)
     with pytest.raises(ValueError, match=r"a vendor's own, 'vendor\.name'"):
         FormatRecord(name="acme_nf3", bits=3, format="acme:X", capabilities=[name])

@@ -102,8 +102,8 @@ MADE = {
 }
 DECLARED = {
     NoBranch: "instead of a branch: return a quark.models.layers.Branch",
-    WithValues: "a branch whose tensor 'shift' has a device",
-    OutsideTheState: "a branch whose tensor 'hidden' has a device, or is not in its state_dict",
+    WithValues: "a branch whose tensor 'shift' is not on the meta device",
+    OutsideTheState: "a branch whose tensor 'hidden' is not on the meta device, or not in its state_dict",
 }
 
 

@@ -62,7 +62,7 @@ def test_a_model_outside_transformers_has_the_tokenizer_alone(tmp_path: Path) ->
 
 
 def test_a_tokenizer_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"a Broken, cannot be saved \(RuntimeError: no vocabulary\)\. Give another one, or None"):
+    with pytest.raises(OutputError, match=r"a Broken, cannot be saved \(RuntimeError: no vocabulary\)\. Give another tokenizer, or None"):
         save_companions(nn.Linear(2, 2), tmp_path, Broken())
 
 

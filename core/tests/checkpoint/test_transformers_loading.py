@@ -99,7 +99,7 @@ def test_a_tensor_that_the_loader_loses_is_its_fault_and_not_that_of_the_file(lo
     exported(tmp_path)
     with pytest.raises(UnsupportedError, match=rf"transformers {transformers_version()} does not load 1 tensor.*up_proj") as caught:
         load(tmp_path)
-    assert f"but '{tmp_path}' holds them. Read it with quark.checkpoint.import_model_from_safetensors" in str(caught.value)
+    assert f"but '{tmp_path}' holds them. Read this checkpoint with quark.checkpoint.import_model_from_safetensors" in str(caught.value)
 
 
 def test_a_tensor_that_no_file_has_is_the_fault_of_the_checkpoint(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_model_without_a_head_loads_too(tmp_path: Path) -> None:
 
 def test_a_head_that_the_export_has_no_values_for_is_not_made_up(tmp_path: Path) -> None:
     exported(tmp_path)
-    with pytest.raises(CheckpointError, match=r"LlamaForSequenceClassification: score\.weight.*or of another model class"):
+    with pytest.raises(CheckpointError, match=r"LlamaForSequenceClassification: score\.weight.*or it belongs to another model class"):
         AutoModelForSequenceClassification.from_pretrained(tmp_path)
 
 

@@ -151,7 +151,7 @@ class CheckedBranching:
         tensors = {**dict(branch.named_parameters()), **dict(branch.named_buffers())}
         if strange := sorted(tensors.keys() ^ branch.state_dict().keys()) or [n for n, t in tensors.items() if not t.is_meta]:
             raise self.whose.error(
-                f"gives '{site.name}' a branch whose tensor '{strange[0]}' has a device, or is not in its state_dict(). "
+                f"gives '{site.name}' a branch whose tensor '{strange[0]}' is not on the meta device, or not in its state_dict(). "
                 "Make each tensor a parameter or a persistent buffer, and create it without a device"
             )
         if BRANCH in {**layer._modules, **layer._parameters, **layer._buffers}:

@@ -68,7 +68,7 @@ def refuse_misfits(model: nn.Module, reader: LayoutReader, config: QConfig, dire
             target = place_of(known, tensor)
             if target in state:
                 if error := misfit(tensor, state[target]):
-                    raise CheckpointError(f"'{name}' in '{path}' {error}: the export is damaged, or of another model")
+                    raise CheckpointError(f"'{name}' in '{path}' {error}: the export is damaged, or it belongs to another model")
                 break
             if (is_beside(known) or is_beside(target)) and not is_recomputed(known):
                 unannounced.append(name)

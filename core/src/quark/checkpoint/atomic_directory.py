@@ -59,8 +59,8 @@ _FIXES = {
 
 
 _BOTH_WAYS = (
-    "Run the same again with resume=True (--resume) to continue from there, or with restart=True (--restart) to discard these blocks and "
-    "begin again"
+    "Start the same run again with resume=True (--resume) to continue after these blocks, or with restart=True (--restart) to discard them "
+    "and begin again"
 )
 
 

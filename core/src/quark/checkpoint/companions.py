@@ -90,7 +90,7 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
         except Exception as error:  # the caller's object may raise anything
             reason = f"({type(error).__name__}: {error})"
             raise OutputError(
-                f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved {reason}. Give another one, or None"
+                f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved {reason}. Give another tokenizer, or None"
             ) from error
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_json_file"):

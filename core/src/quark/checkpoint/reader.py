@@ -105,7 +105,7 @@ def _refuse_lost_buffers(model: nn.Module) -> None:
     if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in stored]:
         raise ConfigError(
             f"this {type(model).__name__} is on the meta device, but no checkpoint holds the values of its {folded(lost)}. Build it on "
-            "the CPU, or give model=None, so that quark builds it from the config.json of the export"
+            "the CPU, or give model=None, so that quark builds the model from the config.json of the export"
         )
 
 
@@ -288,7 +288,7 @@ def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: P
     if old is None:
         raise CheckpointError(f"'{path}' holds '{name}', but this model has no such part. Give the model that was exported")
     if error := misfit(tensor, old):
-        raise CheckpointError(f"'{name}' in '{path}' {error}: the export is damaged, or of another model")
+        raise CheckpointError(f"'{name}' in '{path}' {error}: the export is damaged, or it belongs to another model")
     tensor = tensor.reshape(old.shape)  # some tools store a single number with the shape [], others with [1]
     put_tensor([(target, leaf)], tensor.to(old.dtype) if leaf in target._parameters else tensor)
     return target_path

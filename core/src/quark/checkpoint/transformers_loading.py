@@ -219,12 +219,12 @@ def _fill_missing(model: Any, own: set[str], tied: set[str], missing: set[str], 
         directory, what = source_of(model.config), f"{len(lost)} tensor(s) of a {type(model).__name__}: {folded(lost)}"
         if _stored_names(directory).issuperset(map(_stored_name, lost)):
             raise UnsupportedError(
-                f"transformers {transformers_version()} does not load {what}, but '{directory}' holds them. Read it with "
-                "quark.checkpoint.import_model_from_safetensors, or use another version of transformers"
+                f"transformers {transformers_version()} does not load {what}, but '{directory}' holds them. Read this checkpoint "
+                "with quark.checkpoint.import_model_from_safetensors, or use another version of transformers"
             )
         raise CheckpointError(
-            f"'{directory}' has no values for {what}. The checkpoint is incomplete, or of another model class. Fetch it again, or use "
-            "quark.checkpoint.import_model_from_safetensors, which builds the class that config.json names"
+            f"'{directory}' has no values for {what}. The checkpoint is incomplete, or it belongs to another model class. Fetch it again, "
+            "or use quark.checkpoint.import_model_from_safetensors, which builds the class that config.json names"
         )
     give_memory()
     for layer, source in shared.items():

@@ -164,7 +164,7 @@ class QSchemeType(_OpenVocabulary):
             suggestion = f"; did you mean {near!r}?" if near else "."
             known = ", ".join(cls.__members__)
             raise ConfigError(
-                f"{cls.__name__} has no member {value!r}{suggestion} It has {known}; a number format's own name is written 'vendor.name'"
+                f"{cls.__name__} has no member {value!r}{suggestion} It has {known}; a number format's granularity is named 'vendor.name'"
             )
         return cls._beside_members(str(value))
 

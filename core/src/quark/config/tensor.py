@@ -205,7 +205,7 @@ def _missing_field(spec: QTensorConfig) -> str | None:
     The message also says what to set. Number formats themselves check the fields that they need.
     """
     if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is None:
-        return "per_channel needs the axis that keeps its own scales; set ch_axis, 0 for the output channels of a weight"
+        return "per_channel needs ch_axis, the axis of the channels; set ch_axis=0 for the output channels of a weight"
     if spec.qscheme is QSchemeType.per_group and (spec.ch_axis is None or spec.group_size is None):
         return "per_group needs ch_axis and group_size; set ch_axis=-1 and group_size, such as 128"
     if spec.qscheme is QSchemeType.per_block and spec.block_size is None:
