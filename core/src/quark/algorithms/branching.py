@@ -113,7 +113,7 @@ class Branching(ABC):
         """Return a dictionary from each name in the ``state_dict()`` of the branch to the tensor's value.
 
         A run calls this method after it has rounded the layer. The result must not depend on the state of the
-        program, such as random numbers.
+        program, such as the state of torch's random number generator.
         """
 
 

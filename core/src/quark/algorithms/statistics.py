@@ -96,7 +96,7 @@ class Statistic(ABC):
         self.add(other)
 
     def of_all_ranks(self, ranks: Ranks) -> Self:
-        """Return the statistic of the tokens of all ranks. Do not use this object afterwards.
+        """Return the statistic of the tokens of all ranks. Do not use ``self`` afterwards.
 
         The result is the same on every rank. By default, the statistics of all ranks are merged in the order
         of the ranks. Subclasses with large sums use a faster method.
@@ -208,9 +208,9 @@ class Hessian(_Moment):
 
         The first is for the entries off the diagonal, and the second is for the diagonal. An intensity is the
         estimated variance of the entries, divided by the sum of their squares. The variance is estimated from
-        fourth moments of the tokens. Shrinkage with this intensity minimizes the expected squared distance to
-        the Hessian of infinitely many tokens. Source: Ledoit, Wolf, "A well-conditioned estimator for
-        large-dimensional covariance matrices", 2004.
+        fourth moments of the tokens. Shrinkage with these intensities minimizes the expected squared
+        distance to the Hessian of infinitely many tokens. Source: Ledoit, Wolf, "A well-conditioned
+        estimator for large-dimensional covariance matrices", 2004.
         """
         if self.tokens < 2:
             return 1.0, 1.0

@@ -65,9 +65,9 @@ class BlockContext:
         return cast("S | None", self.statistics.get(layer, {}).get(kind))
 
     def input_is_transformed(self, layer: str) -> bool:
-        """Return whether a hook changes the input of the layer while the model runs (`input_is_transformed`).
+        """Return the result of the function `input_is_transformed` for a layer of this block.
 
-        If so, no scale may be moved into the layer.
+        If the result is True, do not move a scale into the layer.
         """
         return input_is_transformed(self.module.get_submodule(layer))
 

@@ -156,8 +156,8 @@ def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Va
 def _by_token(errors: Sequence[OutputError]) -> Tensor:
     """Return each token's mean relative error over the blocks that process the token, ``[tokens]``.
 
-    Blocks process the same tokens if they have the same number of tokens. For example, the blocks of an
-    encoder process other tokens than the blocks of the decoder.
+    The function assumes that blocks with the same number of tokens process the same tokens. For example, the
+    blocks of an encoder and the blocks of a decoder have different numbers of tokens.
     """
     of_streams: dict[int, list[Tensor]] = {}
     for error in errors:

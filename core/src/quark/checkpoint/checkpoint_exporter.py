@@ -61,10 +61,10 @@ class CheckpointExporter(Exporter):
     Either the whole model is quantized before it is written, or each block is written as soon as it is
     quantized. Exports can be resumed, and several processes can write one export together. A subclass defines
     a layout: the method `quantization_config` returns the object for ``config.json``, and other members
-    define the tensors of a layer. If your layout differs only in the names of tensors, define `tensor_name`.
-    If it packs codes in its own way, set ``storage`` to a `LayerStorage`. In all other cases, define
-    `layer_tensors`, and also `read_layer`, which reads the tensors back. Tensors outside quantized layers are
-    written unchanged.
+    define the tensors of a layer. If only the names of tensors differ from the defaults, define
+    `tensor_name`. If your layout packs codes in its own way, set ``storage`` to a `LayerStorage`. In all
+    other cases, define `layer_tensors`, and also `read_layer`, which reads the tensors back. Tensors outside
+    quantized layers are written unchanged.
 
     Attributes:
         layout: Name of the layout, for messages.
@@ -155,7 +155,7 @@ class CheckpointExporter(Exporter):
         """
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """Do as `Exporter.check` says. The error message contains all `reasons`."""
+        """Implement `Exporter.check`. The error message contains all `reasons`."""
         reasons: dict[str, list[str]] = {}
         for name, reason in self.reasons(content, options):
             reasons.setdefault(reason, []).append(name)
@@ -164,21 +164,21 @@ class CheckpointExporter(Exporter):
             raise UnsupportedError(f"the layout '{self.layout or type(self).__name__}' cannot hold this model: {what}")
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        """Do as `Exporter.export` says."""
+        """Implement `Exporter.export`."""
         with self.stream(content, content.model, out, options) as stream:
             stream.write(Block("", content.model))
             stream.finish(content)
 
     @contextmanager
     def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        """Do as `Exporter.stream` says."""
+        """Implement `Exporter.stream`."""
         announced = self.announced(content, skeleton, options)
         self.warn(content, options)
         with ShardWriter(ShardLayout.of(announced, options.max_shard_bytes), out) as writer:
             yield _Stream(self, content, options, out, writer)
 
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
-        """Do as `Exporter.announced` says.
+        """Implement `Exporter.announced`.
 
         Raise UnsupportedError if the layout cannot represent the model.
         """
@@ -273,14 +273,14 @@ class _Stream(BlockStream):
         return tuple(block.name for block in self._content.blocks)
 
     def write_float(self) -> None:
-        """Do as `BlockStream.write_float` says."""
+        """Implement `BlockStream.write_float`."""
         parts = self._parts(None, without=[row.name for row in self._content.plan.quantized])
         self._early = {name for part in parts for name in part.meta}
         if parts:
             self._writer.write_beside(self._made(Part.joined(parts)))
 
     def write(self, block: Block | None) -> None:
-        """Do as `BlockStream.write` says."""
+        """Implement `BlockStream.write`."""
         for part in small_joined(self._parts(block)):
             self._writer.write(self._made(part))
 
@@ -308,11 +308,11 @@ class _Stream(BlockStream):
         return {name: made[name] for name in part.meta}
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        """Do as `BlockStream.when_stored` says."""
+        """Implement `BlockStream.when_stored`."""
         self._writer.when_stored(then)
 
     def adopt(self, block: Block, checksums: Mapping[str, str]) -> Sequence[str]:
-        """Do as `BlockStream.adopt` says."""
+        """Implement `BlockStream.adopt`."""
         if self._options.kv_cache_group:
             raise UnsupportedError(
                 "an export with the exporter's option kv_cache_group cannot be resumed, because the exporter merges cache scales only when "
@@ -321,19 +321,19 @@ class _Stream(BlockStream):
         return self._writer.adopt(checksums)
 
     def read(self, block: Block) -> None:
-        """Do as `BlockStream.read` says."""
+        """Implement `BlockStream.read`."""
         self._exporter.read(self._content.model, self._content.plan, self._options, Region(block.name), self._writer)
 
     def written(self) -> Mapping[str, str]:
-        """Do as `BlockStream.written` says."""
+        """Implement `BlockStream.written`."""
         return self._writer.written()
 
     def count_as_written(self, names: Mapping[str, str]) -> None:
-        """Do as `BlockStream.count_as_written` says."""
+        """Implement `BlockStream.count_as_written`."""
         self._writer.count_as_written(names)
 
     def finish(self, content: CheckpointContent) -> None:
-        """Do as `BlockStream.finish` says."""
+        """Implement `BlockStream.finish`."""
         for part in small_joined(carried_parts(content)):
             self._writer.write(part.make())
         self._writer.finish()

@@ -149,7 +149,7 @@ class StorageReader(LayoutReader):
         return {}
 
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
-        """Do as `quark.checkpoint.LayoutReader.configuration` says."""
+        """Implement `quark.checkpoint.LayoutReader.configuration`."""
         stored = {name: tensor for shard in check_shards(directory) for name, tensor in shard.tensors.items()}
         layers = self.layers(block, stored)
         if not layers:
@@ -170,7 +170,7 @@ class StorageReader(LayoutReader):
         return StoredConfig(config=config)
 
     def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
-        """Do as `quark.checkpoint.LayoutReader.prepare` says."""
+        """Implement `quark.checkpoint.LayoutReader.prepare`."""
         pack_layer = partial(StoredLayer, storage=self.storage)
         return pack_model(model, stored.config, pack_layer=pack_layer, states_with_attention=True)
 

@@ -164,7 +164,7 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
 
 
 def reader_of(name: str) -> LayoutReader:
-    """Return a new reader of the layout ``name``.
+    """Return a new reader for the layout ``name``.
 
     Raises:
         PluginError: The class of the reader cannot be called, or does not derive from `LayoutReader`.

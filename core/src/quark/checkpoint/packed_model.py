@@ -59,7 +59,7 @@ def pack_model(
     Raises:
         UnsupportedError: The configuration quantizes attention, but the model cannot use quark's attention
             functions.
-        MissingPluginError: An algorithm that runs with the model is not installed.
+        MissingPluginError: An algorithm that runs as part of the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or needs a format that is not
             installed.
         CheckpointError: The checkpoint stores a format in a layout version that the installed distribution

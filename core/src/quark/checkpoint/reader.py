@@ -80,7 +80,7 @@ def import_model_from_safetensors(
         ConfigError: (a ValueError) ``model`` is on the meta device, and has buffers that no checkpoint
             contains.
         AmbiguousNameError: Several installed layouts can read the export.
-        MissingPluginError: An algorithm that runs with the model is not installed.
+        MissingPluginError: An algorithm that runs as part of the model is not installed.
         UnknownNameError: A format, an observer or another record is not installed. The message names the
             distribution that provides it, if this is known.
         UnsupportedError: The export needs a feature that this package or the model does not support.

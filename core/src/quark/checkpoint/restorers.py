@@ -41,12 +41,12 @@ class Restorer(Protocol):
 
 
 def restorers_of(config: QConfig) -> list[Restorer]:
-    """Return a restorer for each algorithm in ``config`` that runs with the model.
+    """Return a restorer for each algorithm in ``config`` that runs as part of the model.
 
     Raises:
-        MissingPluginError: An algorithm that runs with the model is not installed.
-        UnsupportedError: An algorithm that runs with the model is installed, but has no restorer.
-        ConfigError: The checkpoint has settings that the algorithm does not have.
+        MissingPluginError: An algorithm that runs as part of the model is not installed.
+        UnsupportedError: An algorithm that runs as part of the model is installed, but has no restorer.
+        ConfigError: The checkpoint contains a setting that the installed algorithm does not have.
     """
     restorers: list[Restorer] = []
     for settings in config.algo_config or ():

@@ -224,7 +224,7 @@ class ShardWriter:
     def _store(
         self, written: Future[None] | None, files: Iterable[int], names: Iterable[str], then: Callable[[Mapping[str, str]], None]
     ) -> None:
-        """Wait for ``written``, synchronize ``files`` with the disk, and call ``then`` with the checksums."""
+        """Wait for the future ``written``, and until ``files`` are on the disk. Then call ``then``."""
         if written is not None:
             written.result()
         for number in sorted(files):

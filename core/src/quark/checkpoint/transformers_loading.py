@@ -134,7 +134,7 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         EnvironmentConflictError: This version of transformers is not supported.
         UnsupportedError: No registered layout reads this ``custom_mode``. Or the configuration quantizes
             attention, but the model cannot use quark's attention functions.
-        MissingPluginError: An algorithm that runs with the model is not installed.
+        MissingPluginError: An algorithm that runs as part of the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or needs a format that is not
             installed.
         CheckpointError: The checkpoint stores a format in a layout version that the installed distribution

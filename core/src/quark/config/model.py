@@ -75,7 +75,7 @@ class QConfig:
 
     Lists and dicts that you pass are copied, so two configurations never share them. You can assign to every
     field, including the fields of the configurations of layers and tensors. A run works on a copy (`copied`).
-    So a run does not change your configuration, and it ignores changes that you make after it is planned.
+    So a run does not change your configuration. After a run is planned, your changes have no effect on it.
 
     The following fields are tried in this order, and the first field that applies to a layer determines the
     layer's quantization: ``exclude`` (the layer stays float), ``layer_quant_config`` (the first pattern that
