@@ -38,31 +38,32 @@ the published algorithm with AMD Quark's defaults.
 
 
 class _OfPreset(float):
-    """A default value, from AMD Quark, that a preset may override."""
+    """A default value of AMD Quark that a preset may override."""
 
 
 def of_preset(value: float) -> float:
     """Return ``value`` marked as a default that a preset may override.
 
-    A number that the user gives is a plain float, even if it equals the default, and no preset changes it.
+    A number that the user gives is a plain float, even if it equals the default. No preset changes a plain
+    float.
     """
     return _OfPreset(value)
 
 
 def given(value: float, preset: float | None = None) -> float:
-    """Return ``value`` if the user gave it; otherwise the number of the preset, or the default if there is
-    none.
+    """Return ``value`` if the user gave it. Otherwise return ``preset``, or the default if ``preset`` is
+    None.
     """
     return preset if preset is not None and not is_given(value) else float(value)
 
 
 def is_given(value: float) -> bool:
-    """Return whether the user gave ``value``, so that it is not a default."""
+    """Return whether the user gave ``value``. If not, it is a default."""
     return not isinstance(value, _OfPreset)
 
 
 def with_positional(*names: str) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator: the class then accepts the arguments ``names`` also by position, in this
+    """Return a class decorator. The decorated class also accepts the arguments ``names`` by position, in this
     order.
 
     >>> @with_positional("x", "y")

@@ -1,4 +1,4 @@
-"""AWQ and AutoSmoothQuant: search the scales of each mapping that give the smallest output error."""
+"""AWQ and AutoSmoothQuant: for each mapping, both search the scales with the smallest output error."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class _Searched(Equalization):
     """Base class of AWQ and AutoSmoothQuant. Both compute the error of each candidate from the Hessian."""
 
     def _parts(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, Part]:
-        """Return the balance layers, grouped by input and weight spec.
+        """Return the quantized balance layers, grouped by their input and their weight spec.
 
-        The result is a dictionary. The key of a group is the name of its first layer.
+        The result is a dictionary from the name of the first layer of a group to the group.
         """
         groups: dict[tuple[int, Any], list[str]] = {}
         for name in self._read(modules, block):
@@ -56,13 +56,13 @@ class _Searched(Equalization):
         return parts
 
     def _errors(self, parts: Collection[str], block: BlockContext, sample: type[TokenSample]) -> list[ActivationErrors]:
-        """Return the rounding errors of the inputs, for each part."""
+        """Return one object per part, which computes the rounding errors of the part's inputs."""
         ranges = {n: _read_by(n, block, ChannelRanges) for n in parts} if ChannelRanges in self.needs else {}
         return [errors_of_inputs(block.configs[n], _read_by(n, block, sample), ranges.get(n), len(parts)) for n in parts]
 
 
 def _read_by(layer: str, block: BlockContext, kind: type[_S]) -> _S:
-    """Return the statistic of a layer. At least one token must have reached the layer."""
+    """Return the statistic of type ``kind`` of a layer. At least one token must have reached the layer."""
     return cast("_S", block.statistic(layer, kind))
 
 
@@ -86,14 +86,14 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
 class Awq(_Searched):
     """AWQ (arXiv 2306.00978): searches the scales among powers of the mean magnitude of each input channel.
 
-    If inputs are rounded, too, the loss includes their rounding error. If the run names no other rounding,
-    AWQ's clipping is used.
+    If the inputs of the layers are quantized, the loss includes the rounding error of the inputs. If the run
+    selects no other rounding, the weights are rounded with AWQ's clipping.
     """
 
     needs = (HessianOfSample, AbsMeanOfSample, SampleOfSample)
 
     def rounding(self) -> Rounding | None:
-        """Return AWQ's clipping: round-to-nearest with the weight scales that give the smallest output
+        """Return AWQ's clipping. It rounds to nearest, with the weight scales that give the smallest output
         error.
         """
         return SearchedNearest()
@@ -110,7 +110,7 @@ class Awq(_Searched):
 
 
 class AutoSmoothQuant(_Searched):
-    """AutoSmoothQuant: SmoothQuant with the alpha of each mapping found by a search.
+    """AutoSmoothQuant: SmoothQuant with a search for the alpha of each mapping.
 
     The search minimizes the output error that results from rounding both weights and activations.
     """

@@ -18,8 +18,8 @@ The reference implementation of AWQ uses the same limit.
 
 
 def by_activations(x: Tensor, ratios: Tensor) -> Tensor:
-    """Return AWQ's scales, ``x^r``. They are normalized: the geometric mean of the largest and the smallest
-    is 1.
+    """Return AWQ's scales, ``x^r``. They are normalized so that the largest scale times the smallest scale is
+    1.
 
     Source: arXiv 2306.00978, eq. 5.
 
@@ -27,32 +27,34 @@ def by_activations(x: Tensor, ratios: Tensor) -> Tensor:
         x: Mean or largest magnitude of each channel of the activations, ``[C]``, float32.
         ratios: The exponents r, ``[R]``. The exponent 0 gives scales of 1.
 
-    Returns: Scales ``[R, C]``, float32. The scale is 1 for channels that are always 0.
+    Returns: Scales ``[R, C]``, float32. A channel that is always 0 gets the scale 1.
     """
     return _normalized(x.float().pow(ratios[:, None].float()), is_known(x))
 
 
 def by_both(x: Tensor, w: Tensor, ratios: Tensor) -> Tensor:
-    """Return scales from activations and weights ("duo scaling"), ``x^r / w^(1−r)``.
+    """Return scales ``x^r / w^(1−r)`` from activations x and weights w ("duo scaling").
 
     The scales are normalized as in `by_activations`. For AWQ, ``w`` is the result of `relative_weights`.
 
     Args:
         x: As in `by_activations`.
-        w: Mean relative magnitude, or largest magnitude, of the weights of each channel, ``[C]``, float32.
+        w: For each channel, the mean relative magnitude or the largest magnitude of the weights, ``[C]``,
+            float32.
         ratios: The exponents r, ``[R]``.
 
-    Returns: Scales ``[R, C]``, float32. The scale is 1 for channels whose activations or weights are all 0.
+    Returns: Scales ``[R, C]``, float32. A channel whose activations or weights are all 0 gets the scale 1.
     """
     ratios = ratios[:, None].float()
     return _normalized(x.float().pow(ratios) / (w.float().pow(1 - ratios) + SMALLEST), is_known(x) & is_known(w))
 
 
 def relative_weights(wt: Tensor, group: int) -> Tensor:
-    """Return the mean relative magnitude of the weights of each input channel, ``[K]``, from 0 to 1.
+    """Return the mean relative magnitude of the weights of each input channel. The result is ``[K]``, with
+    values from 0 to 1.
 
-    The relative magnitude of a weight is its magnitude divided by the largest magnitude in its group and row.
-    The mean is over the rows.
+    The relative magnitude of an element is its magnitude divided by the largest magnitude in the same group
+    and the same row of W. The mean is over all rows.
 
     Args:
         wt: Wᵀ ``[K, N]``, float32.

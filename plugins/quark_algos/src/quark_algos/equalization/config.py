@@ -28,14 +28,15 @@ AMD Quark's default, 1, moves the whole range of the activations into the weight
 
 @attrs.define(kw_only=True)
 class _EqualizationConfig(AlgoConfig):
-    """Base class of the three configurations. Their field ``scaling_layers`` lists the mappings.
+    """Base class of the three configurations of this module. Each of them has a field ``scaling_layers``,
+    which lists the mappings.
 
     Attributes:
-        embedding_layers: A field of configurations before 0.6. It is ignored.
-        num_attention_heads: A field of configurations before 0.12. It is ignored, because the model's
-            configuration has the number.
-        num_key_value_heads: A field of configurations before 0.12. It is ignored, because the model's
-            configuration has the number.
+        embedding_layers: A field of configurations from versions before 0.6. It is ignored.
+        num_attention_heads: A field of configurations from versions before 0.12. It is ignored, because the
+            number is read from the model's configuration.
+        num_key_value_heads: A field of configurations from versions before 0.12. It is ignored, because the
+            number is read from the model's configuration.
     """
 
     embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
@@ -44,7 +45,7 @@ class _EqualizationConfig(AlgoConfig):
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return settings whose ``scaling_layers`` have all mappings of the architecture.
+        """Return settings whose ``scaling_layers`` list all mappings of the architecture.
 
         Return None if the architecture has no mappings.
         """
@@ -55,8 +56,9 @@ class _EqualizationConfig(AlgoConfig):
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason if the architecture names no layer into which a scale can be folded; otherwise
-        None.
+        """Return why the algorithm cannot be used with an architecture, or None if it can be used.
+
+        The reason is that the architecture names no layer into which a scale can be folded.
         """
         if architecture.decoder_blocks and mappings_of(architecture):
             return None
@@ -73,12 +75,13 @@ class AWQConfig(_EqualizationConfig):
 
     Attributes:
         scaling_layers: A list with one dict per mapping. ``prev_op`` is the name of the smooth layer, and
-            ``layers`` are the names of the balance layers. ``inp`` and ``module2inspect`` are accepted as in
-            AMD Quark. Names are relative to a decoder block.
+            ``layers`` are the names of the balance layers. AMD Quark's keys ``inp`` and ``module2inspect``
+            are accepted, too. Names are relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks. It belongs to AMD Quark's public API
             and is not used, because the template has this name.
-        preset: With ``"best"``, the scales of a block are undone if they do not reduce the block's held-out
-            error. With ``"reference"``, they are kept, and a warning is logged.
+        preset: ``"best"`` or ``"reference"``. The presets differ if the scales of a block do not reduce the
+            block's error on held-out tokens: ``"best"`` undoes these scales, and ``"reference"`` applies them
+            and logs a warning.
     """
 
     name: str = "awq"
@@ -95,9 +98,9 @@ class SmoothQuantConfig(_EqualizationConfig):
     2211.10438).
 
     Attributes:
-        alpha: Migration strength, from 0 to 1. It is the exponent of the activations' range. AMD Quark's
-            default, 1, makes int8 much worse if activations have outliers in many channels. By default, the
-            preset ``"best"`` uses 0.5, as the paper does.
+        alpha: Migration strength, from 0 to 1. It is the exponent of the activations' range. The default of
+            AMD Quark is 1, which makes int8 models much less accurate if activations have outliers in many
+            channels. If you do not give ``alpha``, the preset ``"best"`` uses 0.5, as the paper does.
         scale_clamp_min: The smallest scale. It must be above 0.
         scaling_layers: As in `AWQConfig`.
         model_decoder_layers: As in `AWQConfig`.
@@ -119,7 +122,7 @@ class SmoothQuantConfig(_EqualizationConfig):
     model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
 
     def resolved(self) -> Self:
-        """Return the settings with the migration strength of the preset, unless the user has given
+        """Return a copy of the settings in which ``alpha`` has the preset's value, unless the user has given
         ``alpha``.
         """
         return attrs.evolve(self, alpha=given(self.alpha, BEST_ALPHA if self.preset == "best" else None))
@@ -129,7 +132,7 @@ class SmoothQuantConfig(_EqualizationConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AutoSmoothQuantConfig(_EqualizationConfig):
-    """Settings of AutoSmoothQuant, which is SmoothQuant with the alpha of each mapping found by a search.
+    """Settings of AutoSmoothQuant: SmoothQuant with a search for the alpha of each mapping.
 
     Attributes:
         scaling_layers: As in `AWQConfig`. If it is None, all mappings of the architecture are used.

@@ -46,12 +46,14 @@ The number is above 1, because the rounding errors of a whole block accumulate.
 
 
 class Equalization(Transform, ABC):
-    """Folds scales into the mappings of each block, and compares the block's held-out error before and after.
+    """Folds scales into the layers of each mapping of a block, and compares the block's error on held-out
+    tokens before and after.
 
-    Each mapping is tested once, with random scales, before it is used. If the model differs from the facts of
-    its architecture, the test changes the output of the block. The mapping is then skipped with a warning. If
-    the scales of a block do not reduce its output error by more than a standard error, the preset ``"best"``
-    restores the weights. The preset ``"reference"`` keeps the scales and logs a warning.
+    Before a mapping is used for the first time, it is tested with random scales. If these scales change the
+    output of the block, the model differs from the facts of its architecture. The mapping is then skipped
+    with a warning. If the scales of a block do not reduce the output error of the block by more than a
+    standard error, the preset ``"best"`` restores the weights. The preset ``"reference"`` leaves the scaled
+    weights in the model and logs a warning.
 
     Args:
         settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.
@@ -62,7 +64,8 @@ class Equalization(Transform, ABC):
             architecture are used.
 
     Raises:
-        ConfigError: An entry of ``scaling_layers`` is incomplete, or its condition has a wrong form.
+        ConfigError: An entry of ``scaling_layers`` is incomplete, or the condition in an entry has a wrong
+            form.
     """
 
     def __init__(self, settings: AlgoConfig) -> None:
@@ -73,8 +76,9 @@ class Equalization(Transform, ABC):
         user_mappings_of(list(self.user_entries), ())  # raises errors in the settings before any work is done
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """Return the settings unchanged, with a note for the plan for each mapping that some blocks do not
-        have.
+        """Return the settings unchanged, together with notes for the plan.
+
+        There is one note for each mapping that some blocks do not have.
 
         Raises:
             ConfigError: None of the user mappings applies to any block of the model.
@@ -102,13 +106,16 @@ class Equalization(Transform, ABC):
         """
 
     def _read(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, nn.Module]:
-        """Return the balance layers that are quantized and that tokens have reached, by name."""
+        """Return a dictionary from name to balance layer.
+
+        It has only the layers that are quantized and that at least one token has reached.
+        """
         return {n: m for n, m in modules.balance_layers.items() if n in block.configs and n in block.statistics}
 
     def _combined(self, modules: ResolvedMapping, block: BlockContext, kind: type[AbsMax | AbsMeanOfSample | ChannelRanges]) -> Tensor:
-        """Return the maximum of a statistic over the balance layers, for each input channel, ``[K]``.
+        """Return, for each input channel, the maximum of a statistic over the balance layers, ``[K]``.
 
-        The statistic differs between experts, because experts get different tokens.
+        If the balance layers are experts, their statistics differ, because experts get different tokens.
         """
         values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
         return torch.stack(values).amax(0)
@@ -118,7 +125,7 @@ class EqualizationRun(TransformRun):
     """The run of an `Equalization` on one model.
 
     Args:
-        transform: The transform, which chooses the mappings and their scales.
+        transform: The transform. It chooses the mappings and the scales of each mapping.
         heads: Number of query heads of the model's attention.
     """
 
@@ -130,7 +137,7 @@ class EqualizationRun(TransformRun):
 
     @torch.no_grad()
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Fold scales into the mappings of a block, and return metrics.
+        """Fold scales into the layers of each mapping of a block, and return metrics.
 
         With the preset "best", the weights are restored if the output error does not decrease.
         """
@@ -173,15 +180,20 @@ class EqualizationRun(TransformRun):
         return metrics | {block.name: {**validation.metrics(), "applied": True}}
 
     def learned(self) -> dict[str, Any]:
-        """Return the mappings that were tested and those that were refused, as `TransformRun.learned`."""
+        """Return the mappings that were tested and the mappings that were refused. See
+        `TransformRun.learned`.
+        """
         return {"probed": [attrs.asdict(m) for m in self._probed], "refused": [attrs.asdict(m) for m in self._refused]}
 
     def recall(self, learned: Mapping[str, Any]) -> None:
-        """Restore the state that `learned` returned, as `quark.algorithms.TransformRun.recall`."""
+        """Restore the state that `learned` returned. See `quark.algorithms.TransformRun.recall`."""
         self._probed, self._refused = ({LayerMapping(**fields) for fields in learned[name]} for name in ("probed", "refused"))
 
     def _mappings(self, block: BlockContext) -> list[ResolvedMapping]:
-        """Return the mappings that apply to a block and that have a balance layer that is quantized."""
+        """Return the mappings that apply to a block.
+
+        At least one balance layer of each mapping is quantized.
+        """
         mappings: list[ResolvedMapping] = []
         output: list[Tensor] = []  # the block's output before changes; computed only if a mapping is tested
         for entry in self._transform.mappings(block.architecture):
@@ -200,8 +212,8 @@ class EqualizationRun(TransformRun):
     def _is_sound(self, modules: ResolvedMapping, block: BlockContext, mapping: LayerMapping, output: list[Tensor]) -> bool:
         """Return whether scales of the mapping leave the block's output unchanged.
 
-        If they do not, the mapping is skipped in all later blocks, too. ``output`` is empty until the block's
-        output has been computed, and then has this output.
+        If they do not, the mapping is skipped in all later blocks, too. ``output`` is a list that stores the
+        output of the unchanged block. If it is empty, the output is computed and appended.
         """
         if block.output is None:
             return True

@@ -1,5 +1,6 @@
-"""Statistics of the inputs of balance layers (a sample of tokens and ranges), and the rounding of these
-inputs.
+"""Statistics of the inputs of balance layers, and the rounding errors of these inputs.
+
+The statistics are a sample of the tokens, and the range of each channel.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class TokenSample(Statistic):
 
 
 class SampleOfSample(TokenSample):
-    """A `TokenSample` that is taken from a quarter of the tokens."""
+    """A `TokenSample` that uses only a quarter of the calibration tokens."""
 
     one_in: ClassVar[int] = 4
 
@@ -76,11 +77,12 @@ class ChannelRanges(Statistic):
 
 
 def errors_of_inputs(config: QLayerConfig, sample: TokenSample, ranges: ChannelRanges | None, parts: int) -> ActivationErrors:
-    """Return the rounding errors of a balance layer's inputs.
+    """Return an object that computes the rounding errors of a balance layer's inputs.
 
     Args:
         config: The configuration of the layer.
-        sample: A sample of tokens. If a mapping has several parts, fewer tokens are used for each.
+        sample: A sample of the tokens. The more parts a mapping has, the fewer tokens of the sample are used
+            for each part.
         ranges: The ranges over all tokens. If it is None, the ranges of the sample are used.
         parts: Number of parts of the mapping.
     """
@@ -89,11 +91,12 @@ def errors_of_inputs(config: QLayerConfig, sample: TokenSample, ranges: ChannelR
 
 
 def rounding_of_inputs(config: QLayerConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function that rounds a sample of a layer's inputs ``[T, K]`` as the quantized layer will do.
+    """Return a function that rounds a sample of a layer's inputs ``[T, K]`` in the same way as the quantized
+    layer.
 
-    The second argument of the function is the range over all tokens, ``[2, K]``. If the inputs have a static
-    scale and its observer uses only extremes, the scale is computed from this range. With any other observer,
-    the static scale is computed from the sample.
+    The second argument of the function is the range over all tokens, ``[2, K]``. A static scale is computed
+    from this range if the scale's observer needs only the smallest and the largest value. With any other
+    observer, the static scale is computed from the sample.
     """
     if config.input_tensors is None:
         return lambda x, _: x

@@ -1,8 +1,8 @@
-"""Functions that search the best scales of a mapping among candidates, and a rounding that searches group
-scales.
+"""Functions that search the best scales of a mapping among candidates. `SearchedNearest` also searches the
+scales of groups.
 
-Losses are computed from the statistics, so no forward passes are needed. `SearchedNearest` is the rounding;
-it is AWQ's clipping (arXiv 2306.00978).
+Losses are computed from statistics, so no forward passes are needed. `SearchedNearest` is the clipping of AWQ
+(arXiv 2306.00978).
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class HessianForGroups(Hessian):
 class Part:
     """The balance layers of a mapping that share their input and their weight spec.
 
-    All parts of a mapping get the same scales. For example, each expert is a part, because it gets other
-    tokens.
+    All parts of a mapping get the same scales. For example, each expert is a part of its own, because experts
+    get different tokens.
 
     Attributes:
-        wt: The stacked weights of the layers, Wᵀ ``[K, N]``, float32. They may be a sample of the rows of W,
-            if ``grid_of`` is for the same rows.
+        wt: The stacked weights of the layers, Wᵀ ``[K, N]``, float32. It may contain only some rows of W, if
+            ``grid_of`` is for the same rows.
         quadratic: Computes the loss from the Hessian of the unscaled input. Parts and mappings with the same
             input should share this object.
-        grid_of: A function that returns the quantization grid for a weight with the shape of ``wt``.
+        grid_of: A function that returns the quantization grid for a weight of the same shape as ``wt``.
         tokens: Number of tokens in the Hessian.
     """
 
@@ -92,7 +92,11 @@ class Part:
     tokens: int = 1
 
     def error(self, s: Tensor) -> Tensor:
-        """Return the rounding error ``ΔWᵀ [K, N]`` for scales s ``[K]``. It is ``Q(W ∘ s) / s − W``."""
+        """Return the rounding error ``ΔWᵀ [K, N]`` for scales s ``[K]``.
+
+        It is the transpose of ``Q(W ∘ s) / s − W``. Q rounds to the grid, and ∘ multiplies each input channel
+        by its scale.
+        """
         column = s[:, None]
         scaled = self.wt * column
         grid = self.grid_of(scaled)
@@ -102,12 +106,12 @@ class Part:
 
 @attrs.frozen(eq=False)
 class ActivationErrors:
-    """Computes the rounding error δ of the layers' inputs.
+    """Computes the rounding error δ of the inputs of the layers in a part.
 
     The loss is ``tr(W Σ_δ Wᵀ)``. Σ_δ is the Hessian of δ.
 
     Attributes:
-        sample: A sample of tokens, x ``[T, K]``, float32. Some hundred tokens are enough.
+        sample: A sample of the layers' inputs, x ``[T, K]``, float32. A few hundred tokens are enough.
         range: Smallest and largest value of each channel over all tokens, ``[2, K]``, float32. Static scales
             are computed from this range.
         round_: A function with two arguments: inputs ``[T, K]`` and the range ``[2, K]``. It returns the
@@ -119,7 +123,7 @@ class ActivationErrors:
     round_: Callable[[Tensor, Tensor], Tensor]
 
     def error(self, s: Tensor) -> Tensor:
-        """Return the rounding error of ``x / s``, multiplied by s, as a tensor ``[T, K]``, for scales s
+        """Return the rounding error of ``x / s``, multiplied by s, as a tensor ``[T, K]``. The scales s are
         ``[K]``.
         """
         x = self.sample / s
@@ -131,11 +135,12 @@ class Choice:
     """The result of a search.
 
     Attributes:
-        scale: The best scales ``[C]``, float32. All scales are 1 if no candidate is better than no scaling.
+        scale: The best scales ``[C]``, float32. If no candidate is better than the unscaled mapping, all
+            scales are 1.
         loss: The loss with these scales.
-        plain: The loss without scaling. It is not below ``loss``.
-        tried: The losses of the candidates, ``[F, R]``, for each form and each ratio. NaN for candidates that
-            were not evaluated.
+        plain: The loss without scaling. It is never smaller than ``loss``.
+        tried: The loss of each candidate, ``[F, R]``, for F forms of the scales and R exponents. It is NaN
+            for candidates that were not evaluated.
     """
 
     scale: Tensor
@@ -153,24 +158,25 @@ def awq(
     ratios: Sequence[float] = AWQ_RATIOS,
     exhaustive: bool = False,
 ) -> Choice:
-    """Search AWQ's scales: return the candidate with the smallest loss ``Σ tr(ΔW H ΔWᵀ)``.
+    """Search AWQ's scales, and return the candidate with the smallest loss ``Σ tr(ΔW H ΔWᵀ)``.
 
-    The candidates are ``x_mean^r`` and "duo scaling" (`by_both`), for each exponent r. Source: arXiv
+    For each exponent r, there are two candidates: ``x_mean^r``, and "duo scaling" (`by_both`). Source: arXiv
     2306.00978.
 
     The loss is the output error of the balance layers over all tokens of the statistics. `Quadratic`
-    approximates it, for the candidates and for no scaling. If the layers round their inputs, too, the loss
-    includes the error of this rounding, as in `autosmooth`.
+    approximates the loss, both of the candidates and of the unscaled mapping. If the layers also round their
+    inputs, the loss includes the error of this rounding, as in `autosmooth`.
 
     Args:
         parts: All balance layers of the mapping whose weights are rounded. There must be at least one part.
         x_mean: Mean magnitude of each input channel, ``[K]``, float32.
-        activations: The rounding errors of the inputs, one object per part. Empty if inputs are not rounded.
-        channels: How the channels of the smooth layer correspond to the input channels. None if they are the
-            same channels.
+        activations: One object per part, for the rounding errors of the inputs. It is empty if inputs are not
+            rounded.
+        channels: How the channels of the smooth layer correspond to the input channels of the balance layers.
+            If it is None, they are the same channels.
         ratios: The exponents, in ascending order.
-        exhaustive: Whether to try every exponent. If not, the search is coarse to fine, and first tries every
-            fourth exponent.
+        exhaustive: Whether to try every exponent. If it is False, the search is coarse to fine: it first
+            tries every fourth exponent.
     """
     channels = channels or Channels(parts[0].wt.shape[0])
     x, exponents = channels.reduced(x_mean.float(), "mean"), torch.tensor(ratios, dtype=torch.float32, device=x_mean.device)
@@ -192,9 +198,10 @@ def autosmooth(
 ) -> Choice:
     """Search the exponent r of SmoothQuant's scales, and return the best candidate.
 
-    The candidates are ``x_max^r``, the form in AMD Quark's documentation, and ``x_max^r / w_max^(1−r)``, the
-    form in SmoothQuant's paper. The loss is the sum of the errors from rounding weights and from rounding
-    activations. The product of both errors is small and neglected.
+    For each exponent r, there are two candidates. ``x_max^r`` is the formula in AMD Quark's documentation,
+    and ``x_max^r / w_max^(1−r)`` is the formula in SmoothQuant's paper. The loss is the sum of the errors
+    from rounding weights and from rounding activations. The product of the two errors is small, so it is
+    neglected.
 
     E_n is the squared error of output n, summed over tokens. For MSE and RMSE, which have the same minimum,
     the loss is ``Σ E_n``. For MAE, the loss is ``Σ √E_n``, because the mean magnitude of normally distributed
@@ -203,8 +210,8 @@ def autosmooth(
     Args:
         parts: As in `awq`. Their ``tokens`` must be set.
         x_max: Largest magnitude of each input channel, ``[K]``, float32.
-        activations: The rounding errors of the inputs, one object per part. They differ between experts,
-            because experts get different tokens.
+        activations: One object per part, for the rounding errors of the inputs. Experts need objects of their
+            own, because they get different tokens.
         channels: As in `awq`.
         ratios: The exponents, in ascending order.
         loss: ``"MSE"``, ``"MAE"`` or ``"RMSE"``.
@@ -219,12 +226,12 @@ def autosmooth(
 
 
 def _largest(parts: Sequence[Part]) -> int:
-    """Return the number of elements of the largest weight or Hessian."""
+    """Return the number of elements of the largest matrix among all weights and Hessians of the parts."""
     return max(max(part.wt.numel(), part.wt.shape[0] ** 2) for part in parts)
 
 
 class _Losses:
-    """Computes the loss for given scales, with the approximation of `Quadratic`."""
+    """Computes the loss for given scales. `Quadratic` approximates the loss."""
 
     def __init__(self, parts: Sequence[Part], activations: Sequence[ActivationErrors], loss: Loss) -> None:
         self._parts = parts
@@ -264,8 +271,8 @@ def _relative_weights(parts: Sequence[Part]) -> Tensor:
 
 
 def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: bool) -> Choice:
-    """Return the best of the candidates ``forms [F, R, C]``, or scales of 1 if no candidate is better than
-    these.
+    """Return the best candidate in ``forms [F, R, C]``, or scales of 1 if no candidate is better than scales
+    of 1.
     """
     tried = torch.full(forms.shape[:2], torch.nan, dtype=torch.float64)
     last = forms.shape[1] - 1
@@ -296,13 +303,16 @@ def _least(tried: Tensor) -> int:
 
 
 class SearchedNearest(Rounding):
-    """Searches the group scales with the smallest output error, and rounds every element to nearest."""
+    """Rounds every element to nearest, with the group scales that give the smallest output error."""
 
     needs = (HessianForGroups,)
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Search the scales of a task's layers, and round to nearest. Return empty metrics for each layer."""
+        """Search the scales of a task's layers, and round the weights to nearest.
+
+        Return a dictionary with empty metrics for each layer.
+        """
         hessian = task.statistic(HessianForGroups)
         weights = task.stacked()
         grid = weights.grid()

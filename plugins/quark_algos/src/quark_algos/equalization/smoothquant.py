@@ -47,8 +47,8 @@ def smoothquant(x_max: Tensor, w_max: Tensor, alpha: float, clamp: float) -> Ten
         alpha: The migration strength α, from 0 to 1.
         clamp: The smallest scale.
 
-    Returns: Scales ``[C]``, float32. The scale is 1 for channels whose activations or weights are all 0 or
-    not finite.
+    Returns: Scales ``[C]``, float32. A channel gets the scale 1 if its activations or its weights are all 0,
+    or if their largest magnitude is not finite.
     """
     s = x_max.float().pow(alpha) / w_max.float().pow(1 - alpha)
     return torch.where(is_known(x_max) & is_known(w_max), s.clamp_min(clamp), torch.ones_like(s))
