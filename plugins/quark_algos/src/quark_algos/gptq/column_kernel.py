@@ -1,10 +1,11 @@
 """A kernel that rounds a block of columns. It is the inner loop of `quark_algos.gptq.gptq`.
 
 A column is rounded when the errors of all earlier columns have been compensated. Each program works on a few
-rows of the weight and has their part of the block in registers. It rounds column after column, and adds each
-error to all later columns at once. So each row is read once, and there is no kernel launch per column. The
-sums have the same terms as in torch's operations, but they are computed with fused multiply-adds in the order
-of the columns. Results differ only by this.
+rows of the weight, and loads the part of the block in these rows into registers. The program rounds one
+column after another, and adds each error to all later columns at once. So each row is read only once, and no
+kernel is launched per column. The sums have the same terms as in the implementation with torch's operations,
+but the kernel computes them with fused multiply-adds, in the order of the columns. Results differ only for
+this reason.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ so sums over the block need no barrier.
 
 @triton.jit
 def _taken(tile, is_now):
-    """Return one column ``[ROWS]`` of a tile ``[BLOCK, ROWS]``. ``is_now`` is True for this column only.
+    """Return one column ``[ROWS]`` of a tile ``[BLOCK, ROWS]``. ``is_now`` is a mask that is True for this
+    column only.
 
     The values of other columns are not used, so they may be NaN.
     """
@@ -41,7 +43,9 @@ def _taken(tile, is_now):
 
 @triton.jit
 def _plus_outer_product(tile, of_columns, of_rows):
-    """Return ``tile`` plus an outer product. Each element is rounded once (fused multiply-add)."""
+    """Return ``tile`` plus the outer product of two vectors. A fused multiply-add rounds each element only
+    once.
+    """
     return tl.fma(tl.broadcast_to(of_columns[:, None], tile.shape), tl.broadcast_to(of_rows[None, :], tile.shape), tile)
 
 
@@ -80,8 +84,9 @@ def _round_columns(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Round the columns of a block one after another. Column k is rounded from
-    ``t_k = base_k + Σ_{j<k} e_j feedback_jk``, with the errors e_j of the columns before it.
+    """Round the columns of a block one after another.
+
+    Column k is rounded from ``t_k = base_k + Σ_{j<k} e_j feedback_jk``. e_j is the error of column j.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < rows
@@ -123,15 +128,16 @@ def round_block(rounder: ColumnRounder, base: Tensor, weight: Tensor, factor: Fa
     All tensors are float32 and on one device.
 
     Args:
-        rounder: Has the scales and the order of channels. Its number format must have device code.
-        base: The values to round, ``[columns, N]``. The errors of earlier blocks are compensated in them, but
-            not those of this block.
+        rounder: The rounder of the columns. It stores the scales and the order of the channels. The number
+            format must have device code.
+        base: The values to round, ``[columns, N]``. The errors of earlier blocks are already compensated in
+            these values. The errors of this block are not.
         weight: The original weight, ``[columns, N]``. The error is the difference between this weight and the
             rounded value.
-        factor: The factor of H. Row k of its matrix says how the error of column k changes later columns. Its
-            pivots weight the loss.
-        done: The result. The values are written into the rows of their channels; errors and loss are written,
-            too.
+        factor: The factor of H. Row k of the matrix A determines how the error of column k changes later
+            columns. The pivots are the weights of the columns in the loss.
+        done: The result object. The rounded values, the errors and the loss are written into it. The values
+            of a column are written to the row of the column's channel.
         start: Number of the first column.
     """
     code, block = rounder.device_code, slice(start, start + len(base))

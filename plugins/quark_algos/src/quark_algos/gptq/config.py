@@ -1,6 +1,7 @@
-"""Settings of GPTQ, GPTAQ and Qronos. These algorithms choose codes by the Hessian of a layer's input.
+"""Settings of GPTQ, GPTAQ and Qronos. These algorithms use the Hessian of a layer's input to choose codes.
 
-A `Recipe` has one set of parameters for all three algorithms. The preset is already applied in a recipe.
+A `Recipe` has the same parameters for all three algorithms. It has final values: the preset is already
+applied.
 """
 
 from __future__ import annotations
@@ -43,22 +44,23 @@ class _HessianConfig(AlgoConfig):
     """Base class of the three configurations.
 
     Attributes:
-        block_size: Number of columns between two updates of the remaining matrix. It changes the speed;
-            results change only by rounding.
+        block_size: Number of columns between two updates of the remaining columns. It changes the speed;
+            results differ only by rounding errors.
         desc_act: Whether columns are rounded in the order of descending diagonal entries of the Hessian
             (act_order).
-        static_groups: Whether the scales of all groups are computed before any column is rounded. It must be
-            True if ``desc_act`` is True.
+        static_groups: Whether the scales of all groups are computed before the first column is rounded. It
+            must be True if ``desc_act`` is True.
         preset: ``"reference"`` is the published algorithm with AMD Quark's defaults. ``"best"`` also searches
-            scales by the output error, shrinks the Hessian if there are few tokens, and uses percdamp 0.05.
-            Settings that you give override the preset.
-        scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (by the error of the weights) or
-            ``"hessian"`` (by the error of the outputs). If it is None, the preset decides.
-        float64: Whether the Hessian is accumulated and factored in float64. This is slower; results change
-            only by rounding.
-        true_sequential: A field of configurations before 0.12. It is ignored, because calibration is always
-            sequential.
-        embedding_layers: A field of configurations before 0.6. It is ignored.
+            the scales with the smallest output error, shrinks the Hessian, and uses percdamp 0.05. Settings
+            that you give override the preset.
+        scale_search: How the scales of groups are chosen. ``"minmax"`` uses the range of the weights,
+            ``"mse"`` minimizes the error of the weights, and ``"hessian"`` minimizes the error of the
+            outputs. If it is None, the preset decides.
+        float64: Whether the Hessian is accumulated and factored in float64. This is slower; results differ
+            only by rounding errors.
+        true_sequential: A field of configurations from versions before 0.12. It is ignored, because
+            calibration is always sequential.
+        embedding_layers: A field of configurations from versions before 0.6. It is ignored.
     """
 
     block_size: Annotated[int, OptionNote(is_cost_only=True)] = attrs.field(default=128, validator=positive)
@@ -81,8 +83,9 @@ class _HessianConfig(AlgoConfig):
     def for_architecture(cls, architecture: Architecture) -> Self | None:
         """Return settings that name all projections of a decoder block, in the order in which data flows.
 
-        An architecture whose facts were inferred may name no projections. The settings then name none either,
-        and all linear layers of the blocks are rounded. Return None if the decoder blocks are not known.
+        An architecture whose facts were inferred may name no projections. Then the list of layers in the
+        settings is empty, which means that all linear layers of the blocks are rounded. Return None if the
+        decoder blocks are not known.
         """
         if cls.refusal(architecture) is not None:
             return None
@@ -94,7 +97,10 @@ class _HessianConfig(AlgoConfig):
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason if the decoder blocks are not known; otherwise None."""
+        """Return why the algorithm cannot be used with an architecture, or None if it can be used.
+
+        The reason is that the decoder blocks are not known.
+        """
         return None if architecture.decoder_blocks else "its template names no decoder blocks"
 
 
@@ -110,7 +116,7 @@ class GPTQConfig(_HessianConfig):
 
     Attributes:
         damp_percent: Damping (percdamp). This share of the mean of the Hessian's diagonal is added to the
-            diagonal. It must be above 0 and below 1. By default, the preset ``"best"`` uses 0.05.
+            diagonal. It must be above 0 and below 1. If you do not give it, the preset ``"best"`` uses 0.05.
         inside_layer_modules: Names of the linear layers to round, relative to a decoder block. ``*`` matches
             any characters. If the list is empty, all linear layers are rounded.
         model_decoder_layers: Full name of the list of decoder blocks. It belongs to AMD Quark's public API
@@ -127,7 +133,9 @@ class GPTQConfig(_HessianConfig):
     model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
 
     def resolved(self) -> Self:
-        """Return the settings with the percdamp of the preset, unless the user has given ``damp_percent``."""
+        """Return a copy of the settings in which ``damp_percent`` has the preset's value, unless the user has
+        given ``damp_percent``.
+        """
         return attrs.evolve(self, damp_percent=given(self.damp_percent, BEST_DAMPING if self.preset == "best" else None))
 
 
@@ -135,9 +143,10 @@ class GPTQConfig(_HessianConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class GPTAQConfig(GPTQConfig):
-    """Settings of GPTAQ: GPTQ that also compensates the error of quantized inputs (arXiv 2504.02692).
+    """Settings of GPTAQ (arXiv 2504.02692). GPTAQ is GPTQ with a correction for the error of quantized
+    inputs.
 
-    With the preset ``"reference"``, each column is corrected while columns are rounded, as published. With
+    With the preset ``"reference"``, each column is corrected just before it is rounded, as in the paper. With
     ``"best"``, all columns are corrected before any column is rounded, and the strength of the correction is
     limited to a value that reduces the error on held-out tokens.
 
@@ -153,17 +162,19 @@ class GPTAQConfig(GPTQConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class QronosConfig(_HessianConfig):
-    """Settings of Qronos, which corrects a weight for its quantized inputs and then rounds as GPTQ (arXiv
-    2505.11695).
+    """Settings of Qronos (arXiv 2505.11695).
+
+    Qronos first corrects a weight for the error of the layer's quantized inputs. Then it rounds the weight in
+    the same way as GPTQ.
 
     Attributes:
         inside_layer_modules: As in `GPTQConfig`.
         model_decoder_layers: As in `GPTQConfig`.
-        alpha: Damping. This share of the Hessian's largest eigenvalue is added to its diagonal. It must be
-            above 0. By default, the preset ``"best"`` instead adds 0.05 times the mean of the diagonal, and
-            configurations store None.
-        beta: A field of AMD Quark's public API that is not used. There, it scales the inverse Hessian, which
-            this implementation does not compute.
+        alpha: Damping. This share of the Hessian's largest eigenvalue is added to the diagonal of the
+            Hessian. It must be above 0. If you do not give it, the preset ``"best"`` instead adds 0.05 times
+            the mean of the diagonal. The stored configuration then has None here.
+        beta: A field of AMD Quark's public API. It is not used: in AMD Quark, it scales the inverse Hessian,
+            and this implementation computes no inverse Hessian.
         correction_share: Strength of the correction for quantized inputs, from 0 to 1. If it is None, the
             preset decides.
     """
@@ -178,8 +189,9 @@ class QronosConfig(_HessianConfig):
     )
 
     def resolved(self) -> Self:
-        """Return the settings with the damping that is used. ``alpha`` is None if the percdamp of the preset
-        is used.
+        """Return a copy of the settings with the damping that is used.
+
+        In the copy, ``alpha`` is None if the preset's damping, a share of the mean of the diagonal, is used.
         """
         is_of_preset = self.alpha is None or not is_given(self.alpha)
         alpha = None if is_of_preset and self.preset == "best" else float(_ALPHA if self.alpha is None else self.alpha)
@@ -191,23 +203,23 @@ class Recipe:
     """All parameters of an algorithm that rounds columns.
 
     Attributes:
-        block: Number of columns between two updates of the remaining matrix.
+        block: Number of columns between two updates of the remaining columns.
         act_order: Whether columns are rounded in the order of descending diagonal entries of H.
-        static_groups: Whether all scales are computed before any column is rounded. If not, the scales of a
-            group are computed when its first column is reached.
-        percdamp: The damping λ as a share of the mean of H's diagonal. None if it is computed from
+        static_groups: Whether all scales are computed before the first column is rounded. If it is False, the
+            scales of a group are computed just before the first column of the group is rounded.
+        percdamp: The damping λ as a share of the mean of H's diagonal. It is None if λ is computed from
             ``eigen_damping``.
         eigen_damping: The damping λ as a share of H's largest eigenvalue. It is used only if ``percdamp`` is
             None.
-        scales: How scales are found: ``"minmax"``, ``"mse"`` or ``"hessian"``.
+        scales: How scales are chosen: ``"minmax"``, ``"mse"`` or ``"hessian"``.
         share: Strength of the correction for quantized inputs, from 0 to 1.
-        is_causal: Whether each column is corrected while columns are rounded, as in GPTAQ. If not, all
-            columns are corrected before any column is rounded.
-        is_careful: Whether H is shrunk if there are few tokens, and whether the strength of the correction is
-            limited to a value that reduces the held-out error.
+        is_causal: Whether each column is corrected just before it is rounded, as in GPTAQ. If it is False,
+            all columns are corrected before the first column is rounded.
+        is_careful: Whether H is shrunk to reduce sampling noise, and whether the strength of the correction
+            is limited to a value that reduces the error on held-out tokens.
         float64: Whether H is accumulated and factored in float64.
-        modules: Patterns of the names of layers, relative to a block. If it is empty, all linear layers are
-            rounded.
+        modules: Patterns for the names of the layers to round, relative to a block. If it is empty, all
+            linear layers are rounded.
         vector: Number of columns that the number format encodes together.
     """
 
@@ -258,5 +270,7 @@ def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
 
 
 def is_named_by(pattern: str, layer: str) -> bool:
-    """Return whether a pattern in the settings matches the name of a layer, relative to the layer's block."""
+    """Return whether a pattern of the settings matches the name ``layer``. Names are relative to the block of
+    the layer.
+    """
     return fnmatchcase(layer, pattern) or layer.endswith(f".{pattern}")

@@ -1,12 +1,12 @@
-"""The correction that GPTAQ and Qronos add to GPTQ: a weight is changed to compensate the error of its
-inputs.
+"""The correction that GPTAQ and Qronos add to GPTQ. It changes a weight to compensate the error of the
+layer's inputs.
 
-A layer gets the input ``X̃`` instead of ``X``. The weight V that compensates this best minimizes
-``‖W X − V X̃‖² + λ ‖W − V‖²``, and is ``V = W + W D (H + λ I)⁻¹``. So the correction replaces W by V, and V
-is then rounded as in GPTQ. α is the strength of the correction: 0 means GPTQ, and 1 means Qronos except for
-its first column. Sources: arXiv 2504.02692 (GPTAQ), arXiv 2505.11695 (Qronos). GPTAQ as published is
-different: it corrects each column only for the errors of earlier columns, with the matrix that
-`causal_matrix` returns.
+A layer gets the input ``X̃`` instead of ``X``. The best weight for the input X̃ is the V that minimizes ``‖W
+X − V X̃‖² + λ ‖W − V‖²``. It is ``V = W + W D (H + λ I)⁻¹``. So the correction replaces W by V, and V is then
+rounded as in GPTQ. α is the strength of the correction. With α = 0, the algorithm is GPTQ. With α = 1, it is
+Qronos, which differs only in the first column. Sources: arXiv 2504.02692 (GPTAQ), arXiv 2505.11695 (Qronos).
+GPTAQ as published is different: it corrects each column only for the input errors of earlier columns, and
+uses the matrix that `causal_matrix` returns.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["ErrorMoment", "causal_matrix", "corrected", "correction", "share_for
 
 
 class ErrorMoment(CrossMoment):
-    """The statistic D. For a layer with few outputs, `OutputMoment` replaces it, with the smaller sum
-    ``W (D + H)``.
+    """The statistic D. For a layer with few outputs, `OutputMoment` replaces this statistic. It accumulates
+    ``W (D + H)``, which is a smaller matrix.
     """
 
     of_outputs = OutputMoment
@@ -46,15 +46,17 @@ def causal_matrix(d: Tensor, factor: Factor, alpha: float) -> Tensor:
 
 
 def share_for(wt: Tensor, step: Tensor, held_out: HeldOut, most: float) -> float:
-    """Return the strength α of a correction, from 0 to ``most``, that is best on held-out tokens.
+    """Return the strength α of a correction that gives the smallest error on held-out tokens. α is from 0 to
+    ``most``.
 
-    It minimizes ``‖W x − (W + α S) x̃‖²``, which is a parabola in α. If there are more outputs than inputs,
-    only a part of the outputs is compared, about half as many as there are inputs.
+    α minimizes ``‖W x − (W + α S) x̃‖²``, which is a parabola in α. If there are more outputs than inputs,
+    the error is computed for some outputs only: for about half as many outputs as there are inputs.
 
     Args:
         wt: Wᵀ ``[K, N]``.
         step: Sᵀ ``[K, N]``, the full correction.
-        held_out: Tokens of both models. S must not depend on these tokens.
+        held_out: The inputs x and x̃ of held-out tokens, from the float model and from the quantized model. S
+            must not depend on these tokens.
         most: The largest allowed strength.
     """
     if wt.shape[1] > wt.shape[0]:
@@ -73,7 +75,8 @@ def correction(wt: Tensor, d: Tensor, factor: Factor, perm: Tensor | None = None
         wt: Wᵀ ``[K, N]``.
         d: D ``[K, K]``.
         factor: The factor of the damped H. The damping limits the correction.
-        perm: The order of the channels in the factor, ``[K]``. None for the original order.
+        perm: The order of the channels in the factor, ``[K]``. If it is None, the channels are in the
+            original order.
     """
     if wt.shape[1] > wt.shape[0]:  # K systems of equations instead of N
         return torch.mm(solved(d.t(), factor, perm), wt)
@@ -83,7 +86,7 @@ def correction(wt: Tensor, d: Tensor, factor: Factor, perm: Tensor | None = None
 def solved(b: Tensor, factor: Factor, perm: Tensor | None = None) -> Tensor:
     """Return ``(H + λ I)⁻¹ b``, ``[K, n]``.
 
-    It solves ``A · diag(d) · Aᵀ x = b`` as two triangular systems, with the ``factor`` A and d.
+    The function solves ``A · diag(d) · Aᵀ x = b`` as two triangular systems. ``factor`` has A and d.
     """
     x = torch.linalg.solve_triangular(factor.a, b if perm is None else b.index_select(0, perm), upper=True, unitriangular=True)
     x = torch.linalg.solve_triangular(factor.a.t(), x.div_(factor.pivots[:, None]), upper=False, unitriangular=True)
@@ -100,11 +103,11 @@ def corrected(
 
     Args:
         wt: Wᵀ ``[K, N]``. It is changed in place.
-        task: The task, with statistics of the input errors and with held-out tokens.
+        task: The task. It must have statistics of the input errors, and held-out tokens.
         hessian: The Hessian of the inputs.
         recipe: The recipe. It selects the kind of correction.
         factor: The factor of the damped H, with the channels in the order ``perm``.
-        perm: A permutation of the channels. None for the original order.
+        perm: A permutation of the channels. If it is None, the channels are in the original order.
     """
     if recipe.is_causal:
         d = task.statistic(CrossMoment).matrix()

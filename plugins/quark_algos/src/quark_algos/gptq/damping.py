@@ -2,8 +2,8 @@
 
 A is upper triangular, and its diagonal is 1. GPTQ, GPTAQ and Qronos use this factor.
 
-The published GPTQ factors the inverse of H instead. It gives the same codes, so the inverse is not needed.
-Sources: GPTQ, arXiv 2210.17323; LDLQ, arXiv 2307.13304.
+The published GPTQ factors the inverse of ``H + λ I`` instead. Both factorizations give the same codes, so
+this implementation does not compute the inverse. Sources: GPTQ, arXiv 2210.17323; LDLQ, arXiv 2307.13304.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ PANEL = 96
 
 
 class SingularError(RoundingError):
-    """Error: a Hessian cannot be factored, even with the strongest damping."""
+    """The error that is raised if a Hessian cannot be factored, even with the strongest damping."""
 
 
 @attrs.frozen(eq=False)
 class Factor:
-    """The factors of ``H + λ I = A · diag(d) · Aᵀ``, for one order of the channels.
+    """The factors A and d of ``H + λ I = A · diag(d) · Aᵀ``, for one order of the channels.
 
     Attributes:
         a: A ``[K, K]``, upper triangular, with a diagonal of ones.
         pivots: d ``[K]``.
         damping: λ as a share of the mean of H's diagonal.
-        attempts: Number of attempts that were needed. Each attempt has stronger damping.
-        inner: For formats that encode v columns together, the triangles ``[K / v, v, v]`` on the diagonal of
-            A, which have been divided out of ``a`` (`quark_algos.gptq.vectors`). None for single columns.
+        attempts: Number of attempts that the factorization needed. Each attempt uses stronger damping than
+            the one before.
+        inner: The triangular blocks ``[K / v, v, v]`` on the diagonal of A, for formats that encode v columns
+            together. In this case, ``a`` has been divided by these blocks (see `quark_algos.gptq.vectors`).
+            It is None for formats that encode each column alone.
     """
 
     a: Tensor
@@ -69,13 +71,13 @@ class Factor:
 def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
     """Return a shrunk copy of ``h [K, K]``, which has less sampling noise.
 
-    Shrinkage is useful for any number of tokens. Channels that are always 0 stay 0.
+    Shrinkage is useful for any number of tokens. The entries of channels that are always 0 remain 0.
 
     Args:
         h: H. It is symmetric.
         shrinkage: The result of `quark.algorithms.Hessian.shrinkage`. The first number is the share by which
-            off-diagonal entries are reduced. The second number says how far diagonal entries move towards
-            their mean.
+            off-diagonal entries are reduced. The second number is the share of the distance to their mean by
+            which diagonal entries are moved.
     """
     off_diagonal, along = shrinkage
     made = h * (1 - off_diagonal)
@@ -102,14 +104,14 @@ def _damp_(h: Tensor, share: float, shrinkage: tuple[float, float]) -> Tensor:
 
 
 def _shrunk_diagonal(diagonal: Tensor, along: float) -> Tensor:
-    """Return the diagonal of the result of `shrunk`, from the diagonal of H ``[K]``."""
+    """Return the diagonal that `shrunk` gives to its result. ``diagonal`` is the diagonal of H, ``[K]``."""
     alive = diagonal > 0
     mean = diagonal.sum() / alive.sum().clamp(min=1)
     return torch.where(alive, torch.lerp(diagonal, mean, along), diagonal)
 
 
 def damped_diagonal(diagonal: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Tensor:
-    """Return the diagonal of the result of `damped`, from the diagonal of H ``[K]``."""
+    """Return the diagonal that `damped` gives to its result. ``diagonal`` is the diagonal of H, ``[K]``."""
     dead = diagonal <= 0
     number_alive = (~dead).sum()
     mean = torch.where(number_alive > 0, torch.where(dead, 0, diagonal).sum() / number_alive, 1)
@@ -120,9 +122,10 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
     """Shrink a Hessian, damp it, and factor it.
 
     Args:
-        h: H ``[K, K]``, float32 or float64. It is symmetric, and may be multiplied by any positive number.
-        share: The damping λ as a share of the mean of the diagonal. It is multiplied by 10 after each failed
-            attempt. The result has the final value.
+        h: H ``[K, K]``, float32 or float64. It must be symmetric. Its scale does not matter: H may be
+            multiplied by any positive number.
+        share: The damping λ as a share of the mean of the diagonal. After each failed attempt, the share is
+            multiplied by 10. The result stores the final share.
         order: A permutation of the channels, ``[K]``. The permuted matrix is factored.
         shrinkage: As in `shrunk`.
 
@@ -156,12 +159,14 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
 
 
 def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lower triangular ``L [K, K]`` with ``L Lᵀ = h``, and a number that is 0 on success.
+    """Return the lower triangular matrix ``L [K, K]`` with ``L Lᵀ = h``, and a status number. The number is 0
+    on success.
 
     The number is not 0 if ``h`` is not positive definite. ``h`` is overwritten.
 
-    On a CPU, a matrix of more than two panels is factored panel by panel, with the inverse of each corner
-    block. Then nearly all work is in matrix products, which are faster than LAPACK and triangular solves.
+    On a CPU, a matrix of more than two panels is factored panel by panel. The block at the corner of each
+    panel is inverted, so that nearly all work is in matrix products. These are faster than LAPACK's
+    factorization and triangular solves.
     """
     if h.device.type != "cpu" or h.shape[0] <= 2 * PANEL:
         return torch.linalg.cholesky_ex(h)
@@ -187,7 +192,8 @@ def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
 def largest_eigenvalue(h: Tensor, steps: int = 30) -> float:
     """Return an estimate of the largest eigenvalue of a positive semidefinite matrix ``h [K, K]``.
 
-    The estimate comes from power iteration that starts with the diagonal. It may be slightly too small.
+    The estimate comes from a power iteration. Its first vector is the diagonal of ``h``. It may be slightly
+    too small.
     """
     v = h.diagonal().clone()
     for _ in range(steps):
@@ -197,8 +203,8 @@ def largest_eigenvalue(h: Tensor, steps: int = 30) -> float:
 
 
 def percdamp_of(h: Tensor, share: float) -> float:
-    """Return the percdamp with which ``share`` times the largest eigenvalue of ``h`` is added to the
-    diagonal.
+    """Convert a damping from a share of the largest eigenvalue of ``h`` to a share of the mean of the
+    diagonal (percdamp).
     """
     mean = max(float(h.diagonal().mean()), torch.finfo(h.dtype).tiny)
     return share * largest_eigenvalue(h) / mean

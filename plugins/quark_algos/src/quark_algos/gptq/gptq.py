@@ -1,11 +1,11 @@
-"""GPTQ, GPTAQ and Qronos: round a weight column by column, and compensate the errors of earlier columns.
+"""GPTQ, GPTAQ and Qronos. They round a weight column by column, and compensate the errors of earlier columns.
 
-`ColumnRounding` is the rounding of a run. It factors the Hessian (`quark_algos.gptq.damping`), corrects the
-weight for the error of its inputs if the recipe says so (`quark_algos.gptq.correction`), chooses scales, and
-rounds the columns with `ldlq`. There, column k is rounded from ``t_k = w_k + Σ_j e_j A_jk``. w is the weight,
-A is the factor, and the sum is over earlier columns j with the errors e_j. For the columns of earlier blocks,
-the sum is one matrix product. Inside a block, there is a smaller product every few columns, and each column
-needs a few operations on one row of memory.
+`ColumnRounding` is the class of the rounding algorithm. It factors the Hessian (`quark_algos.gptq.damping`),
+corrects the weight for the error of its inputs if the recipe says so (`quark_algos.gptq.correction`), chooses
+scales, and rounds the columns with `ldlq`. In `ldlq`, column k is rounded from ``t_k = w_k + Σ_j e_j A_jk``.
+w is the weight, A is the factor, and e_j is the error of column j. The sum is over all earlier columns j. For
+the columns of earlier blocks, the sum is one matrix product. Inside a block, a smaller matrix product follows
+every few columns, and each column needs a few operations on one row of memory.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ColumnRounding(Rounding):
         return not patterns or any(is_named_by(p, name) for p in patterns)
 
     def unmatched(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the patterns that match no name, as `quark.algorithms.Rounding.unmatched`."""
+        """Return the patterns that match none of the names. See `quark.algorithms.Rounding.unmatched`."""
         return [p for p in self._recipe.modules if not any(is_named_by(p, name) for name in names)]
 
     @torch.no_grad()
@@ -124,8 +124,8 @@ class ColumnRounding(Rounding):
     def _fitting(self, hessian: Hessian, vector: int) -> Recipe:
         """Return the recipe for a Hessian and for a format that encodes ``vector`` columns together.
 
-        Damping by the largest eigenvalue is converted to percdamp. The size of a block is a multiple of
-        ``vector``.
+        A damping that is a share of the largest eigenvalue is converted to percdamp. The block size of the
+        returned recipe is a multiple of ``vector``.
         """
         recipe = self._recipe
         recipe = attrs.evolve(recipe, vector=vector, block=max(vector, recipe.block // vector * vector))
@@ -140,11 +140,11 @@ class _Prepared:
 
     Attributes:
         recipe: The recipe.
-        perm: The order of the input channels with act_order, as a permutation ``[K]``. None without
-            act_order.
+        perm: If the recipe uses act_order, the order of the input channels, as a permutation ``[K]``.
+            Otherwise it is None.
         perm_on_host: The same permutation as a list.
-        factored: A function that returns `factor`. The factor is computed in parallel with the search for
-            scales.
+        factored: A function that returns the factor. The factor is computed in another thread while the
+            scales are searched.
         dead: A mask of the input channels that are always 0, ``[K]``, in the original order.
         shrinkage: The result of `Hessian.shrinkage`, or `NONE` if the recipe does not shrink H.
     """
@@ -163,23 +163,23 @@ class _Prepared:
 
     @cached_property
     def factor_of_vectors(self) -> Factor:
-        """The factor that compensates the errors of whole vectors. It is `factor` if columns are rounded
-        singly.
+        """The factor that compensates the errors of vectors of columns. If each column is rounded alone, it
+        equals `factor`.
         """
         return by_vectors(self.factor, self.recipe.vector)
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The metrics that all layers with this Hessian share. ``dead`` is left out, because it is on the
-        device.
+        """The metrics that all layers with this Hessian share. They do not include ``dead``, because its
+        value is still on the device.
         """
         return {"damping": self.factor.damping, "shrinkage": self.shrinkage[0], "attempts": self.factor.attempts}
 
     def moments(self, h: Tensor, group: int) -> Tensor | None:
-        """Return the diagonal of ``h [m · group, m · group]``, shrunk and damped, as a float32 tensor
-        ``[m, group]``.
+        """Return the diagonal of ``h`` after shrinking and damping, as a float32 tensor ``[m, group]``. ``h``
+        is ``[m · group, m · group]``.
 
-        Return None if the recipe does not use it to search scales.
+        Return None if the recipe does not use this diagonal to search scales.
         """
         if self.recipe.scales != "hessian":
             return None
@@ -188,9 +188,10 @@ class _Prepared:
 
 
 def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
-    """Return the values of a Hessian that depend on no weight, and start to compute the factor.
+    """Return a `_Prepared` for a Hessian. The computation of the factor starts in another thread.
 
-    Layers with the same input share the result, even if their formats differ (`Hessian.derived`).
+    Layers with the same input share the result, even if the layers use different formats (see
+    `Hessian.derived`).
     """
     assert recipe.percdamp is not None
     h, damping = hessian.matrix(), recipe.percdamp
@@ -202,7 +203,9 @@ def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
 
 @contextmanager
 def _saying_whose(task: RoundingTask) -> Iterator[None]:
-    """Add the names of a task's layers to errors about the Hessian."""
+    """Run the body of a ``with`` statement. Add the names of the task's layers to errors about the
+    Hessian.
+    """
     try:
         yield
     except SingularError as error:
@@ -232,7 +235,7 @@ def _rounded_rows(
 
 
 def _scales(wt: Tensor, moments: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
-    """Return the scales of the groups of ``wt [m · group, N]``. ``moments`` is as in `search`."""
+    """Return the scales of the groups of ``wt [m · group, N]``. `search` documents ``moments``."""
     if recipe.scales == "minmax" or grid.table is not None:  # a table fits only the scales with which it was learned
         return grid.fixed or grid.scales(wt)
     if grid.fixed is not None and moments is None:
@@ -243,20 +246,21 @@ def _scales(wt: Tensor, moments: Tensor | None, grid: WeightGrid, recipe: Recipe
 def ldlq(
     wt: Tensor, factor: Factor, rounded: Rounder, block: int = BLOCK, order: Tensor | None = None, causal: Tensor | None = None
 ) -> Swept:
-    """Round column after column, and compensate errors.
+    """Round one column after another, and compensate the error of each column in later columns.
 
     Column k is rounded from ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the grid value nearest
-    to ``t_k``. Errors refer to the original weight w, which does not change. The codes are those of GPTQ with
-    the same damping and order.
+    to ``t_k``. Errors are differences from the original weight w, which does not change. The codes are the
+    same as the codes of GPTQ with the same damping and the same order.
 
     Args:
         wt: Wᵀ ``[K, N]``, float.
         factor: The factor of the damped H, with the channels in the order in which they are rounded.
         rounded: The result of `WeightGrid.rounder` for this order.
-        block: Number of columns of a block. It changes only the last bits of the result.
-        order: The order, as a permutation of the channels ``[K]``. None for the original order.
-        causal: P ``[K, K]``, strictly upper triangular, in the same order. If it is given,
-            ``w_k + Σ_{j<k} t_j P_jk`` is used in place of ``w_k``.
+        block: Number of columns of a block. Results for different values differ only by rounding errors.
+        order: The order in which columns are rounded, as a permutation of the channels ``[K]``. None means
+            the original order.
+        causal: The result P ``[K, K]`` of `causal_matrix`, for the same order. It is strictly upper
+            triangular. If it is given, ``w_k + Σ_{j<k} t_j P_jk`` replaces ``w_k``.
     """
     done = Swept.room_for(wt, order, causal)
     with one_thread(wt.device):
@@ -277,10 +281,10 @@ def ldlq_by_rows(
     causal: Tensor | None = None,
     order_on_host: Sequence[int] | None = None,
 ) -> Swept:
-    """Run `ldlq` with the ``scales`` that `WeightGrid.with_subscales` has returned.
+    """Run `ldlq` with ``scales``, a result of `WeightGrid.with_subscales`.
 
     On a CPU, rows are divided into slices, and each slice is rounded in its own thread. ``order_on_host`` is
-    ``order`` as a list. If it is None, it is read from the device.
+    ``order`` as a list. If it is None, ``order`` is copied from the device.
     """
     sweeps = []
     for rows in row_slices(wt.shape[1], max(wt.shape[0], WIDE), SLICE * WIDE) if wt.device.type == "cpu" else [slice(0, wt.shape[1])]:
@@ -290,9 +294,10 @@ def ldlq_by_rows(
 
 
 def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser, causal: Tensor | None = None) -> tuple[Swept, GroupScales]:
-    """Run `ldlq`, and choose the scales of each group when its first column is reached.
+    """Run `ldlq`, and choose the scales of each group just before the first column of the group is rounded.
 
-    The scales are chosen for the compensated values of the group's columns.
+    The scales are chosen for the values of the group's columns in which the errors of earlier groups are
+    compensated.
 
     Args:
         wt, factor, causal: As in `ldlq`, with the channels in the original order.
@@ -317,10 +322,11 @@ def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser,
 
 
 def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
-    """Return columns of the weight, ``part [block, N]``, corrected with the causal matrix for all earlier
-    blocks.
+    """Return the columns ``part [block, N]`` of the weight, corrected with the causal matrix.
 
-    The first of these columns has the number ``start``. Without a causal matrix, return ``part``.
+    The correction includes the terms of all columns in earlier blocks.
+
+    ``start`` is the number of the first column in ``part``. If there is no causal matrix, return ``part``.
     """
     if done.causal is None or done.t is None:
         return part
@@ -336,7 +342,7 @@ def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
 
 
 def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
-    """Round the columns ``part [block, N]``, of which the first one has the number ``start``.
+    """Round the columns ``part [block, N]``. ``start`` is the number of the first column in ``part``.
 
     ``base [block, N]`` is the result of `_begun` for ``part``. It is overwritten.
     """
@@ -372,8 +378,8 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
 
 
 def _rounder_of_kernel(rounded: Rounder, base: Tensor) -> ColumnRounder | None:
-    """Return ``rounded`` if a kernel can round the block ``base`` with it, or None if torch's operations
-    must.
+    """Return ``rounded`` if a kernel can use it to round the block ``base``. Return None if torch's
+    operations must round the block.
     """
     if not uses_kernels(base.device) or not isinstance(rounded, ColumnRounder) or base.dtype is not torch.float32:
         return None

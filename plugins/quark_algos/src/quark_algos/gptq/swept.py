@@ -1,4 +1,4 @@
-"""Swept: a weight whose columns are rounded one after another, with the errors of the rounded columns."""
+"""`Swept`: a weight whose columns are rounded one after another, and the errors of these columns."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Swept"]
 
 @attrs.frozen(eq=False)
 class Swept:
-    """A weight with rounded columns.
+    """The state of a weight while its columns are rounded, and the result at the end.
 
     Attributes:
         q: The rounded weight, Qᵀ ``[K, N]``, with the channels in the original order.
         e: The errors, Eᵀ ``[K, N]``, in the order in which columns are rounded.
-        loss: The loss of each row, ``[N]``. It is ``Σ_k d_k (t_k − q_k)²``, which equals ``e (H + λ I) eᵀ``
-            for the row e of E.
-        order: The order in which columns are rounded, ``[K]``. None for the original order.
+        loss: The loss of each row of W, ``[N]``. It is ``Σ_k d_k (t_k − q_k)²`` with the pivots d_k of the
+            factor, which equals ``e (H + λ I) eᵀ`` for the row e of E.
+        order: The order in which columns are rounded, ``[K]``. None means the original order.
         t: The values before rounding, Tᵀ ``[K, N]``, in the order in which columns are rounded. None if
             ``causal`` is None.
         causal: As in `ldlq`.
@@ -35,20 +35,24 @@ class Swept:
 
     @classmethod
     def room_for(cls, wt: Tensor, order: Tensor | None = None, causal: Tensor | None = None) -> Swept:
-        """Return an object with uninitialized tensors for a weight Wᵀ. Only the loss is set, to 0."""
+        """Return an object with uninitialized tensors for a weight Wᵀ. Only the loss is initialized: it is
+        0.
+        """
         t = None if causal is None else torch.empty_like(wt)
         return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]), order, t, causal)
 
     @classmethod
     def beside(cls, parts: Sequence[Swept]) -> Swept:
-        """Join consecutive slices of rows, which were rounded in the same order, into one object."""
+        """Join the objects of consecutive slices of rows into one object. All slices must have been rounded
+        in the same order.
+        """
         if len(parts) == 1:
             return parts[0]
         q, e, loss = (torch.cat([getattr(part, name) for part in parts], -1) for name in ("q", "e", "loss"))
         return cls(q, e, loss, parts[0].order)
 
     def places(self, start: int, stop: int) -> slice | Tensor:
-        """Return the channels, in the original order, of the columns that are rounded from ``start`` to
+        """Return the original indices of the columns that are rounded at the positions ``start`` to
         ``stop``.
         """
         return slice(start, stop) if self.order is None else self.order[start:stop]

@@ -3,9 +3,9 @@
 Vectors are rounded one after another, and the error of each vector is compensated in later vectors (block
 LDLQ, arXiv 2402.04396). ``H + λ I = A diag(d) Aᵀ`` is the factored Hessian; A is upper triangular with a
 diagonal of ones. C is the block-diagonal part of A, with one block per vector. Then ``H + λ I = B M Bᵀ`` with
-``B = A C⁻¹`` and ``M = C diag(d) Cᵀ``. B has identity blocks on its diagonal. M weights the error of a vector
-that remains after all later columns have compensated it. So vector v is rounded from
-``t_v = w_v + Σ_u e_u B_uv``, a sum over earlier vectors u, as `quark_algos.gptq.gptq.ldlq` does for columns.
+``B = A C⁻¹`` and ``M = C diag(d) Cᵀ``. B has identity blocks on its diagonal. M weights the part of a
+vector's error that remains after all later columns have compensated it. So vector v is rounded from ``t_v =
+w_v + Σ_u e_u B_uv``, a sum over earlier vectors u, as `quark_algos.gptq.gptq.ldlq` does for columns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["by_vectors", "descending", "round_vectors"]
 
 
 def descending(diagonal: Tensor, vector: int) -> Tensor:
-    """Return the order of the channels, ``[K]``, by descending diagonal of H.
+    """Return the order of the channels, ``[K]``, by descending entries of the diagonal of H.
 
     The channels of a vector stay together. Vectors are sorted by the sum of their diagonal entries.
     """
@@ -32,9 +32,9 @@ def descending(diagonal: Tensor, vector: int) -> Tensor:
 
 
 def by_vectors(factor: Factor, vector: int) -> Factor:
-    """Return the factor with B in place of A, and with the blocks of C as ``inner``.
+    """Return a factor in which ``a`` is B instead of A, and ``inner`` has the blocks of C.
 
-    If columns are rounded singly (``vector`` is 1), return ``factor``.
+    If each column is rounded alone (``vector`` is 1), return ``factor``.
     """
     if vector == 1:
         return factor
@@ -46,7 +46,7 @@ def by_vectors(factor: Factor, vector: int) -> Factor:
 
 
 def round_vectors(base: Tensor, part: Tensor, factor: Factor, rounded: Callable[..., Tensor], done: Swept, start: int) -> None:
-    """Round a block of columns that consists of whole vectors.
+    """Round a block of columns. The block must consist of complete vectors.
 
     Args:
         base: The columns ``[block, N]``, in which the errors of all earlier columns are compensated. They are
