@@ -1,4 +1,6 @@
-"""Registers four transforms, three roundings, two tunings and a branch."""
+"""Registers the algorithms of this plugin: four transforms, three rounding algorithms, two tuning algorithms
+and one branch.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
 def _equalization(name: str, transform: str, settings: str, module: str, summary: str, **fields: Any) -> AlgorithmRecord:
     """Return the record of an equalization algorithm.
 
-    ``transform`` has the names of the file and the class in `quark_algos.equalization`. ``module`` is the
-    module in which AMD Quark has the processor.
+    ``transform`` consists of a file name and a class name in `quark_algos.equalization`. ``module`` is the
+    module of AMD Quark that defines the processor.
     """
     return _record(
         name,
@@ -71,8 +73,8 @@ def _equalization(name: str, transform: str, settings: str, module: str, summary
 
 
 def _rounding(name: str, processor: str, settings: str, summary: str) -> AlgorithmRecord:
-    """Return the record of an algorithm that rounds columns. ``processor`` is the name of AMD Quark's
-    class.
+    """Return the record of an algorithm that rounds columns. ``processor`` is the name of a class of AMD
+    Quark.
     """
     return _record(
         name,

@@ -57,7 +57,10 @@ class Processor:
         self._config = config
 
     def apply(self) -> None:
-        """Quantize the model in place. The errors are those of `quark.runs.ModelQuantizer.quantize_model`."""
+        """Quantize the model in place.
+
+        This method raises the same errors as `quark.runs.ModelQuantizer.quantize_model`.
+        """
         config = attrs.evolve(self._config, algo_config=[self.quant_algo_config])
         ModelQuantizer(config).quantize_model(self.model, self.calib_data)
 

@@ -1,3 +1,3 @@
-"""LQER: a low-rank product is computed beside each layer. It approximates the rounding error of the
-weight.
+"""LQER: a low-rank product is added to the output of each layer. The product approximates the rounding error
+of the weight.
 """

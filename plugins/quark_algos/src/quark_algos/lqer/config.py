@@ -23,13 +23,14 @@ class LQERConfig(AlgoConfig):
     """Settings of LQER: low-rank quantization error reconstruction.
 
     Attributes:
-        rank: Rank of the product. It is limited by the smaller side of the weight. The product stores
+        rank: Rank of the product. It cannot be larger than the smaller side of the weight. The product stores
             ``rank · (in + out)`` numbers in the model's dtype.
-        scaling: How the error of each input channel is weighted. ``"abs_mean"`` uses the mean magnitude of
-            the channel (L²QER). ``"hessian"`` uses the second moment of the input, which minimizes the output
-            error (QERA). ``"none"`` uses no weights and needs no data (LQER).
-        from_weight: Whether a low-rank product is subtracted from the weight before it is rounded, as in
-            SVDQuant. The final product is then computed from the error that remains after rounding.
+        scaling: How the errors of input channels are weighted. ``"abs_mean"`` uses the mean magnitude of the
+            channel (L²QER). ``"hessian"`` uses the second moment of the input, which minimizes the output
+            error (QERA). ``"none"`` weights all channels equally and needs no data (LQER).
+        from_weight: Whether a low-rank product is subtracted from the weight before the weight is rounded, as
+            in SVDQuant. The final product then approximates the difference between the original and the
+            rounded weight.
     """
 
     name: str = "lqer"
@@ -42,5 +43,5 @@ class LQERConfig(AlgoConfig):
         return True
 
     def separates_experts(self) -> bool:
-        """Return True, because each expert has products of its own."""
+        """Return True, because each expert has its own products."""
         return True

@@ -1,9 +1,10 @@
-"""LQER: adds the largest singular directions of the rounding error, as a low-rank product beside the layer.
+"""LQER: a low-rank product is added to the output of a layer. It has the largest singular directions of the
+rounding error.
 
-The notation follows the papers. ``W [N, K]`` is the float weight, ``Q`` is the rounded weight, and
-``E = W − Q`` is the rounding error. ``S [K, K]`` weights the input channels. ``U [N, r]`` has the first left
-singular vectors of ``E S``. The layer computes ``Q x + B (A x)`` with ``B A = U Uᵀ E``. This is the product
-of rank r with the smallest ``‖(E − B A) S‖``.
+The notation follows the papers. ``W [N, K]`` is the float weight, ``Q`` is the rounded weight, and ``E = W −
+Q`` is the rounding error. ``S [K, K]`` weights the input channels. ``U [N, r]`` has the first left singular
+vectors of ``E S``. The layer computes ``Q x + B (A x)`` with ``B A = U Uᵀ E``. Of all products of rank r,
+this one has the smallest ``‖(E − B A) S‖``.
 
 Sources: Zhang et al., "LQER", 2024 (S is diagonal); Zhang et al., "QERA", 2024 (``S Sᵀ`` is the second moment
 of the input); Li et al., "SVDQuant", 2024 (a part of W is subtracted before rounding).
@@ -28,7 +29,7 @@ _DAMPING = 1e-4
 
 
 class LowRank(Branch):
-    """The product ``B A x`` of two thin matrices.
+    """A module that computes ``B A x``. A and B are two thin matrices.
 
     Args:
         rank: r, the number of rows of A.
@@ -48,7 +49,7 @@ class LowRank(Branch):
 
 
 class LQER(Branching):
-    """Adds a low-rank product beside each quantized linear layer."""
+    """Adds a low-rank product to the output of each quantized linear layer."""
 
     def __init__(self, settings: LQERConfig) -> None:
         self._settings = settings
@@ -61,8 +62,8 @@ class LQER(Branching):
         return LowRank(min(self._settings.rank, rows, columns), columns, rows, site.dtype)
 
     def weight_to_round(self, task: BranchTask) -> Tensor:
-        """Return the weight to round. With the setting ``from_weight``, a low-rank product is subtracted from
-        it.
+        """Return the weight to round. If ``from_weight`` is set, this is the original weight minus a low-rank
+        product.
         """
         if not self._settings.from_weight:
             return task.weight
@@ -76,7 +77,8 @@ class LQER(Branching):
         return {"a": a.to(task.site.dtype), "b": b.to(task.site.dtype)}
 
     def _product(self, task: BranchTask, error: Tensor) -> tuple[Tensor, Tensor]:
-        """Return A ``[r, K]`` and B ``[N, r]`` for a matrix ``error [N, K]``. All tensors are float64.
+        """Return A ``[r, K]`` and B ``[N, r]``, whose product approximates a matrix ``error [N, K]``. All
+        tensors are float64.
 
         Each row of A has the same norm as the corresponding column of B.
         """

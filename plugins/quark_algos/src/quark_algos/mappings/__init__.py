@@ -1,4 +1,6 @@
-"""Mappings of equalization. A mapping is a smooth layer with its balance layers.
+"""Mappings of equalization. A mapping consists of a smooth layer and its balance layers, which read the
+output of the smooth layer.
 
-The modules derive mappings from an architecture, find their modules in a block, and fold scales into them.
+This package derives mappings from an architecture, finds the layers of a mapping in a block, and folds scales
+into these layers.
 """

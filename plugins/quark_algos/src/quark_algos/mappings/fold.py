@@ -1,9 +1,10 @@
 """Functions that fold scales into a mapping: a smooth layer is divided, and its balance layers are
 multiplied.
 
-Afterwards, the smooth layer returns ``y / s`` instead of ``y``, and the balance layers have the weights
-``W · diag(s)`` instead of ``W``. So the output of the block does not change. Parameters are replaced by new
-ones and never written to, because they may be memory-mapped from a checkpoint or shared with another module.
+Afterwards, the smooth layer returns ``y / s`` instead of ``y``, and the balance layers have the weights ``W ·
+diag(s)`` instead of ``W``. So the output of the block does not change. Parameters are replaced by new
+parameters and are never changed in place, because a parameter may be memory-mapped from a checkpoint or
+shared with another module.
 """
 
 from __future__ import annotations
@@ -37,16 +38,18 @@ def fold(modules: ResolvedMapping, s: Tensor) -> Tensor:
     New weights are computed in float32, or in float64 if a weight or ``s`` is float64. They are stored in the
     dtype of the old weights, so the new weight of a norm is rounded. For this reason, the balance layers are
     not multiplied by ``s``, but by the old weight of the norm divided by its new, rounded weight. Then only
-    the rounding of the balance layers' weights can change the output. This is most important for norms that
-    multiply by ``1 + weight``: if a weight is close to -1, few bits are left for the sum in a dtype of 16
-    bits.
+    the rounding of the balance layers' weights can change the output. This matters most for norms that
+    multiply by ``1 + weight``. If a weight is close to -1, a dtype of 16 bits stores the sum ``1 + weight``
+    with low relative precision.
 
     Args:
         modules: A mapping in one block, from `quark_algos.mappings.resolve.resolve`.
-        s: Scales above 0, ``[C]``, one per output channel of the smooth layer (`ResolvedMapping.channels`).
+        s: Scales above 0, ``[C]``. C is the number of output channels of the smooth layer
+            (`ResolvedMapping.channels`).
 
-    Returns: The scales by which the smooth layer was divided after rounding, ``[C]``, in the dtype of the
-    computation. The inputs of the balance layers, and so their statistics, change by these scales.
+    Returns: The scales by which the smooth layer was really divided, ``[C]``, in the dtype of the
+    computation. They differ from ``s`` because the new weight is rounded. The inputs of the balance layers
+    and the statistics of these inputs are divided by the returned scales.
 
     Raises:
         ValueError: ``s`` has another shape, or a value that is not finite or not above 0.
@@ -75,7 +78,7 @@ def fold(modules: ResolvedMapping, s: Tensor) -> Tensor:
 def _divide_norm(modules: ResolvedMapping, weight: nn.Parameter, s: Tensor) -> Tensor:
     """Divide the weight and the bias of a norm by ``s``.
 
-    Return the old weight divided by the new weight. The new weight is rounded to its dtype.
+    Return the old weight divided by the new weight, after the new weight has been rounded to its dtype.
     """
     offset = 1.0 if modules.unit_offset else 0.0
     old = weight.to(s.dtype) + offset
@@ -116,7 +119,7 @@ def _master(one: Tensor, other: Tensor) -> torch.dtype:
 
 @attrs.frozen(eq=False)
 class SavedParameters:
-    """The parameters of a mapping before scales are folded into it, so that they can be restored.
+    """The parameters of a mapping before scales are folded in. They can be restored later.
 
     Attributes:
         parameters: Triples of module, parameter name and parameter.
@@ -133,8 +136,8 @@ class SavedParameters:
         return cls(tuple((module, name, module.get_parameter(name)) for module, name in names))
 
     def restore(self) -> None:
-        """Set the saved parameters again. They are the same objects, so all values have the same bits as
-        before.
+        """Put the saved parameters back into their modules. They are the same objects, so all values have the
+        same bits as before.
         """
         for module, name, parameter in self.parameters:
             setattr(module, name, parameter)
@@ -143,8 +146,8 @@ class SavedParameters:
 def probe(modules: ResolvedMapping) -> Tensor:
     """Return scales with which a mapping can be tested, ``[C]``, float32.
 
-    They are random powers of two with a fixed seed. Products with powers of two are exact, so the output of a
-    block with a valid mapping can change only by another order of sums.
+    They are random powers of two with a fixed seed. Products with powers of two are exact. So if the mapping
+    is valid, the output of the block can change only because sums are computed in another order.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(len(_PROBED), (modules.channels.count,), generator=generator)
@@ -159,17 +162,18 @@ def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor], before
 
     The facts of an architecture describe the usual variant of a model family. Other variants exist: StableLM
     in its parallel form, Falcon with separate norms, OPT with norms after the residual or with another
-    activation. There, folding may change the block's output, and the mapping must be skipped. Use the scales
-    of `probe` to test this.
+    activation. In such a variant, folding may change the block's output, and the mapping must be skipped. Use
+    the scales of `probe` to test this.
 
     Args:
         modules: A mapping in one block.
         s: Scales, ``[C]``.
-        run: A function that computes the block's output, ``[…, channels]``, always from the same input.
-        before: The block's output before the change. If it is None, it is computed.
+        run: A function that computes the block's output, ``[…, channels]``. Every call must use the same
+            input.
+        before: The block's output before scales are folded in. If it is None, it is computed with ``run``.
 
     Returns: The largest relative change of a token, ``max over tokens ‖after − before‖ / ‖before‖``. It is
-    infinite if the output is no longer finite. Compare it with `allowed`.
+    infinite if the new output is not finite. Compare it with the result of `allowed`.
     """
     before, kept = (run() if before is None else before).double(), SavedParameters.of(modules)
     try:
@@ -186,11 +190,11 @@ def allowed(modules: ResolvedMapping, dtype: torch.dtype) -> float:
     """Return the largest value of `holds` that rounding errors alone can cause if the scales come from
     `probe`.
 
-    Sums in another order differ by a few units in the last place. If a norm multiplies by ``1 + weight``, the
-    factors of the balance layers are not powers of two, so every product is rounded, too.
+    Sums that are computed in another order differ by a few units in the last place. If a norm multiplies by
+    ``1 + weight``, the factors of the balance layers are not powers of two, so every product is rounded, too.
 
     Args:
         modules: The mapping.
-        dtype: The dtype in which the block computes.
+        dtype: The dtype of the block's computations.
     """
     return (_ULPS_OF_OFFSETS if modules.unit_offset else _ULPS) * torch.finfo(dtype).eps

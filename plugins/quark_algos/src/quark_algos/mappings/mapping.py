@@ -36,7 +36,7 @@ MappingKind = Literal["norm", "inner_norm", "value", "mlp_value", "by_module"]
 
 
 def _as_tuple(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names as a tuple. In JSON, they are a list."""
+    """Return the names as a tuple. Names that come from JSON are a list."""
     return tuple(names)
 
 
@@ -47,22 +47,23 @@ class LayerMapping:
     ``*`` in a name stands for the number of an expert. It is the same number in all names.
 
     A mapping applies to a block if the block has all modules of the mapping. For example, the mappings of
-    mixture-of-experts layers and of dense MLPs apply to different blocks. If there is a star only in names of
-    balance layers, every expert reads the output of the smooth layer. The experts must be separate layers
-    then; otherwise the mapping does not apply.
+    mixture-of-experts layers and of dense MLPs apply to different blocks. If only names of balance layers
+    have a star, every expert reads the output of the smooth layer. In this case, the mapping applies only if
+    the experts are separate layers.
 
     Attributes:
         kind: Kind of the smooth layer: a norm before attention or MLP, a norm inside attention, or a
-            projection. The kind ``value`` has the channels of the key-value heads, and several query heads
-            may share one key-value head.
+            projection. With the kind ``value``, the output channels of the smooth layer are the channels of
+            the key-value heads, and several query heads may share one key-value head.
         smooth_layer: Name of the smooth layer. Scales divide the weight and bias of a norm, or the output
             rows and bias of a projection.
         balance_layers: Names of all layers that read the output of the smooth layer. Projections come first.
-            Layers that stay float, such as routers, follow; they must be multiplied by the scales, too.
-        inspect: Name of the innermost module that contains all balance layers, ``""`` for the block. None if
-            there is only one balance layer.
-        rows: Which output rows of a projection are divided. There is one such row per input channel of the
-            balance layers, or one per channel of the key-value heads.
+            The layers that are never quantized, such as routers, follow. They must be multiplied by the
+            scales, too.
+        inspect: Name of the innermost module that contains all balance layers. ``""`` means the block, and
+            None means that there is only one balance layer.
+        rows: Which output rows of a projection are divided. Their number is the number of input channels of
+            the balance layers, or the number of channels of the key-value heads.
     """
 
     kind: MappingKind
@@ -93,7 +94,7 @@ def mappings_of(facts: Architecture) -> tuple[LayerMapping, ...]:
 def linear_layers(facts: Architecture) -> tuple[str, ...]:
     """Return the names of all projections of a block, in the order in which data flows.
 
-    In names of experts, a star stands for the number of the expert.
+    In the names of layers in experts, a star stands for the number of the expert.
     """
     named = [
         *facts.attention_inputs,
@@ -118,10 +119,11 @@ def of_experts(facts: Architecture, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def readers_of_attention_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
-    """Return groups of layers that read the output of the norm before attention. Layers of MLPs are left out.
+    """Return groups of layers that read the output of the norm before attention. The groups do not include
+    layers of MLPs.
 
-    There is a group for each kind of block: the first one for blocks with attention, the second one for
-    blocks with another mixer. A kind that the architecture does not have is left out.
+    The first group is for blocks with attention, and the second group is for blocks with another mixer. If
+    the architecture has only one of these kinds of blocks, the result has only the group of this kind.
     """
     mixer = tuple(name for name in facts.mixer[:-1] if name not in facts.mixer_context)
     return tuple(readers for readers in (facts.attention_inputs, mixer) if readers)
@@ -130,8 +132,9 @@ def readers_of_attention_norm(facts: Architecture) -> tuple[tuple[str, ...], ...
 def readers_of_mlp_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
     """Return groups of layers that read the output of the norm before the MLP.
 
-    There is a group for each kind of block: the first one for blocks with a dense MLP, the second one for
-    blocks with a mixture of experts. A kind that the architecture does not have is left out.
+    The first group is for blocks with a dense MLP, and the second group is for blocks with a mixture of
+    experts. If the architecture has only one of these kinds of blocks, the result has only the group of this
+    kind.
     """
     routed = () if facts.experts_norm else (*of_experts(facts, facts.expert_inputs), *_present(facts.router))
     mixture = (*facts.shared_experts[:-1], *routed, *_present(facts.shared_expert_gate))
@@ -151,14 +154,14 @@ def writers_of_mlp(facts: Architecture) -> tuple[str, ...]:
 
 
 def writers_before_blocks(facts: Architecture) -> tuple[str, ...]:
-    """Return names or patterns of the modules outside the blocks whose outputs are added to the residual
-    stream.
+    """Return names or patterns of modules outside the blocks. The outputs of these modules are added to the
+    residual stream.
     """
     return (*facts.embeddings, *_present(facts.position_embeddings), *facts.inserted_embeddings)
 
 
 def enclosing(names: tuple[str, ...]) -> str:
-    """Return the name of the innermost module that contains all modules ``names``, or ``""`` for the
+    """Return the name of the innermost module that contains all the modules in ``names``. ``""`` means the
     block.
     """
     first, *others = (name.split(".")[:-1] for name in names or ("",))

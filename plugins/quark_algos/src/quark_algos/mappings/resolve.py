@@ -1,5 +1,5 @@
-"""Functions that find the modules of a mapping in one decoder block, or a reason why the mapping does not
-apply.
+"""Functions that find the modules of a mapping in one decoder block. If the mapping does not apply to the
+block, they return the reason.
 
 `Channels` maps the output channels of a smooth layer to the input channels of its balance layers.
 """
@@ -55,9 +55,11 @@ class Channels:
         return s.unflatten(-1, (-1, self.size)).repeat_interleave(self.repeats, -2).flatten(-2)
 
     def reduced(self, x: Tensor, by: Literal["mean", "max"]) -> Tensor:
-        """Reduce values per input channel, ``[…, K]``, to values per output channel, ``[…, C]``.
+        """Reduce values per input channel of the balance layers, ``[…, K]``, to values per output channel of
+        the smooth layer, ``[…, C]``.
 
-        If several query heads use a key-value head, the result is the mean or the maximum of their values.
+        If several query heads use a key-value head, the result is the mean or the maximum over these query
+        heads.
         """
         if self.repeats == 1:
             return x
@@ -71,14 +73,14 @@ class ResolvedMapping:
     expert.
 
     Attributes:
-        name: Name of the smooth layer, relative to the block. It has the number of the expert instead of a
-            star.
+        name: Name of the smooth layer, relative to the block. If the name in the mapping has a star, the
+            number of the expert replaces the star.
         smooth_layer: The module whose output channels are divided.
-        balance_layers: The modules whose input channels are multiplied, by name relative to the block. No
-            module occurs twice.
+        balance_layers: The modules whose input channels are multiplied, as a dictionary from name relative to
+            the block to module. No module occurs twice.
         channels: Maps the channels of the smooth layer to the channels of the balance layers.
-        rows: Indices ``[C]``, int64, of the output rows of the smooth layer that are divided. None if all
-            rows are divided, in their order.
+        rows: Indices of the output rows of the smooth layer that are divided, ``[C]``, int64. It is None if
+            all rows are divided, in their order.
         unit_offset: Whether the smooth layer is a norm that multiplies by ``1 + weight``.
     """
 
@@ -94,15 +96,16 @@ def resolve(mapping: LayerMapping, block: nn.Module, facts: Architecture, heads:
     """Return the modules of a mapping in one decoder block, or a reason why the mapping does not apply.
 
     Args:
-        mapping: One of `quark_algos.mappings.mapping.mappings_of`, or a user mapping.
+        mapping: A mapping that `quark_algos.mappings.mapping.mappings_of` has returned, or a user mapping.
         block: The decoder block.
         facts: Architecture of the model. It states whether the norms have a unit offset.
         heads: Number of query heads of the attention.
 
     Returns:
-        One `ResolvedMapping` per expert if the name of the smooth layer has a star, and otherwise a single
-            one. If the mapping does not apply to this block, the reason, as a text: a module is missing,
-            experts are fused, the norm has no weight, or shapes do not fit.
+        A tuple of `ResolvedMapping` objects. It has one object per expert if the name of the smooth layer has
+            a star, and a single object if it has no star. If the mapping does not apply to this block, the
+            result is a text that states the reason: a module is missing, experts are fused, the norm has no
+            weight, or shapes do not fit.
     """
     matches = {name: _matches(name, block) for name in (mapping.smooth_layer, *mapping.balance_layers)}
     missing = [name for name, modules in matches.items() if not modules]
@@ -134,7 +137,7 @@ def submodule(block: nn.Module, name: str) -> nn.Module | None:
 
 
 def _matches(name: str, block: nn.Module) -> dict[str, nn.Module]:
-    """Return a dictionary from name in the block to module, with all modules that match ``name``.
+    """Return all modules that match ``name``, as a dictionary from name in the block to module.
 
     A star matches every expert. The experts are in the order of their numbers.
     """
@@ -150,7 +153,7 @@ def _matches(name: str, block: nn.Module) -> dict[str, nn.Module]:
 def _by_expert(mapping: LayerMapping, matches: Mapping[str, Mapping[str, nn.Module]]) -> Iterator[dict[str, nn.Module]]:
     """Yield the balance layers of each expert, as a dictionary from name to module.
 
-    The experts are those that the star in the name of the smooth layer matches.
+    ``matches`` is a dictionary from a name in the mapping to all modules that match the name.
     """
     before, after = mapping.smooth_layer.split("*")
     for name in matches[mapping.smooth_layer]:
@@ -162,8 +165,8 @@ def _by_expert(mapping: LayerMapping, matches: Mapping[str, Mapping[str, nn.Modu
 def _resolve_one(
     mapping: LayerMapping, name: str, smooth_layer: nn.Module, balance_layers: Mapping[str, nn.Module], facts: Architecture, heads: int
 ) -> ResolvedMapping | str:
-    """Return a smooth layer with its balance layers, channels and rows, or a reason why they do not fit
-    together.
+    """Return the `ResolvedMapping` of one smooth layer, or the reason why the smooth layer and the balance
+    layers do not fit together.
     """
     no_matrix = [n for n, module in balance_layers.items() if _ndim(module) != 2]
     if no_matrix:
@@ -186,7 +189,9 @@ def _resolve_one(
 
 
 def _of_norm(norm: nn.Module, columns: int) -> tuple[Channels, None] | str:
-    """Return the channels of a norm, or the reason why no scale can be folded into the norm."""
+    """Return the channels of a norm and None for its rows. If no scale can be folded into the norm, return
+    the reason.
+    """
     if _ndim(norm) != 1:
         return "the norm has no weight, so no scale can be folded into it"
     others = [n for n, _ in norm.named_parameters() if n not in ("weight", "bias")]
@@ -197,8 +202,8 @@ def _of_norm(norm: nn.Module, columns: int) -> tuple[Channels, None] | str:
 
 
 def _of_projection(mapping: LayerMapping, projection: nn.Module, columns: int, heads: int) -> tuple[Channels, Tensor | None] | str:
-    """Return the channels and rows of a projection, or the reason why no scale can be folded into this
-    projection.
+    """Return the channels and the divided rows of a projection. If no scale can be folded into the
+    projection, return the reason.
     """
     if _ndim(projection) != 2:
         return "this layer has no single weight matrix, so its outputs cannot be scaled"
@@ -230,5 +235,5 @@ def _ndim(module: nn.Module) -> int | None:
 
 
 def input_axis(module: nn.Module) -> int:
-    """Return the number of the axis of ``module.weight`` on which the input channels are."""
+    """Return the index of the axis of ``module.weight`` that has the input channels."""
     return 0 if is_transposed(module) else 1

@@ -1,7 +1,7 @@
-"""User mappings: the mappings that a user defines in ``scaling_layers``, in AMD Quark's form.
+"""User mappings: the mappings that a user defines in ``scaling_layers``, in the format of AMD Quark.
 
-The module also writes notes on mappings that do not apply to a model. A mapping may have a condition. It is a
-comparison of two shapes, which is parsed and never evaluated as code.
+The module also writes notes on mappings that do not apply to a model. A mapping may have a condition, which
+compares two shapes. The condition is parsed and is never evaluated as code.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Return the condition that ``text`` states. Raise ConfigError if the text has another form."""
+        """Parse a condition, and return it. Raise ConfigError if ``text`` does not have the form of a
+        condition.
+        """
         match = _CONDITION.fullmatch(text)
         if match is None:
             raise ConfigError(
@@ -70,7 +72,7 @@ class UserMapping:
     """A mapping that a configuration defines, and the condition under which the mapping is used.
 
     Attributes:
-        mapping: The mapping. Its names may be only the last parts of names in a block.
+        mapping: The mapping. The names in the mapping may be only the last parts of names in a block.
         condition: The condition. If it is None, the mapping is used in every block.
     """
 
@@ -80,10 +82,10 @@ class UserMapping:
     def mappings_in(self, block: nn.Module) -> tuple[LayerMapping, ...]:
         """Return the mappings in a block, with names relative to the block.
 
-        If the names of the mapping are names in the block, the result is this mapping. If they are only the
-        last parts of names, there is a mapping for each module of the block that has all these layers. AMD
-        Quark's documentation uses this form for experts: ``up_proj`` and ``down_proj`` match the projections
-        of every expert, and of a dense MLP.
+        If the names of the mapping are names in the block, the result has only this mapping. If they are only
+        the last parts of names, the result has one mapping for each module of the block that contains all
+        these layers. AMD Quark's documentation uses such names for experts: ``up_proj`` and ``down_proj``
+        match the projections of every expert, and also the projections of a dense MLP.
         """
         smooth_layer, first = self.mapping.smooth_layer, self.mapping.balance_layers[0]
         if "*" in first or submodule(block, first) is not None:
@@ -155,11 +157,12 @@ def user_mappings_of(scaling_layers: Sequence[Mapping[str, Any]], known: Sequenc
 
     Args:
         scaling_layers: Dicts with ``prev_op`` and ``layers``, and optionally ``rows`` and ``condition``.
-        known: The mappings of the architecture. If a mapping has the same ``prev_op``, the kind of the smooth
-            layer and its rows are taken from that mapping.
+        known: The mappings of the architecture. If one of them has the same ``prev_op`` as an entry, the
+            entry gets the kind and the rows of that mapping.
 
     Raises:
-        ConfigError: An entry has no ``prev_op`` or no ``layers``, or its condition has a wrong form.
+        ConfigError: An entry has no ``prev_op`` or no ``layers``, or the condition of an entry has a wrong
+            form.
     """
     return tuple(_user_mapping(entry, known) for entry in scaling_layers)
 
@@ -179,7 +182,7 @@ def _user_mapping(entry: Mapping[str, Any], known: Sequence[LayerMapping]) -> Us
 def skipped_mappings(mappings: Sequence[UserMapping], model: nn.Module, facts: Architecture, heads: int) -> tuple[str, ...]:
     """Return notes for the plan about mappings that do not apply to some blocks.
 
-    There is a note for each mapping and each reason why it does not apply.
+    If a mapping does not apply for several reasons, there is one note per reason.
 
     Args:
         mappings: The mappings of the configuration, or all mappings of the architecture.
@@ -199,7 +202,7 @@ def skipped_mappings(mappings: Sequence[UserMapping], model: nn.Module, facts: A
 
 
 def _reason(entry: UserMapping, block: nn.Module, facts: Architecture, heads: int) -> str | None:
-    """Return why a mapping does not apply to a block, or None if it applies."""
+    """Return why a mapping does not apply to a block, or None if the mapping applies."""
     resolved = [resolve(mapping, block, facts, heads) for mapping in entry.mappings_in(block)]
     reason = next((one for one in resolved if isinstance(one, str)), None)
     if reason is None and entry.condition is not None and not entry.condition.holds(block):

@@ -1,3 +1,3 @@
-"""Rotations: Hadamard matrices, fast products with these matrices, and their folding into a model's
-weights.
+"""Rotations. This package has Hadamard matrices and fast products with them, and it folds rotations into the
+weights of a model.
 """

@@ -1,4 +1,6 @@
-"""Functions that choose the online rotations of a model: layers with rotated inputs, block sizes, and R3."""
+"""Functions that choose the online rotations of a model: the layers whose inputs are rotated, the block
+sizes, and the attention modules that R3 rotates.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ __all__ = ["block_size", "online_layers", "rotate_heads", "rotated_attentions"]
 def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -> tuple[str, ...]:
     """Return the full names of the layers whose inputs are rotated while the model runs.
 
-    The settings may name these layers. If they do not, the layers of R4 and of R1 online are returned, but
-    only those whose weight will be quantized, because a rotation has no effect for a float layer.
+    The settings may name these layers. If they do not, the function returns the layers of R4 and of an online
+    R1. It leaves out layers whose weight will not be quantized, because a rotation is of no use for a float
+    layer.
 
     Raises:
         ConfigError: The settings name a layer that will not be quantized.
@@ -57,11 +60,11 @@ def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -
 
 
 def block_size(settings: RotationConfig, name: str, width: int) -> int:
-    """Return the block size of the rotation for a layer's input with ``width`` channels.
+    """Return the block size of the rotation of a layer's input. The input has ``width`` channels.
 
     Raises:
-        ConfigError: ``rotation_size`` does not divide the width, or no Hadamard matrix of this order is known
-            here.
+        ConfigError: ``rotation_size`` does not divide the width, or this plugin has no Hadamard matrix of
+            this size.
     """
     try:
         return Rotation.of(width, settings.rotation_size).block
@@ -70,12 +73,12 @@ def block_size(settings: RotationConfig, name: str, width: int) -> int:
 
 
 def rotated_attentions(model: nn.Module, attentions: Sequence[AttentionRow], rows: Iterable[PlanRow]) -> Mapping[str, int]:
-    """Return a dictionary from the full name of each attention module that R3 rotates to its head size.
+    """Return the attention modules that R3 rotates, as a dictionary from full name to head size.
 
     R3 rotates an attention module if its keys are quantized after the rotary embedding.
 
     Raises:
-        UnsupportedError: No Hadamard matrix of the order of a head size is known here.
+        UnsupportedError: This plugin has no Hadamard matrix of the size of a head.
     """
     outputs = {row.name: row.shape[0] for row in rows}
     text = text_config(model)
@@ -91,10 +94,10 @@ def rotated_attentions(model: nn.Module, attentions: Sequence[AttentionRow], row
 
 
 def rotate_heads(model: nn.Module, sizes: Mapping[str, int]) -> None:
-    """Make attention modules rotate queries and keys. The outputs of attention do not change.
+    """Change attention modules so that they rotate queries and keys. The outputs of attention do not change.
 
     Args:
-        model: The model. When it runs, its attention modules must use the functions of
+        model: The model. During its forward pass, the attention modules must use the functions of
             `quark.models.layers.attention`.
         sizes: A dictionary from the full name of each attention module to its head size.
     """

@@ -1,5 +1,6 @@
-"""Settings of rotations. A rotation is an orthogonal change of basis that spreads outliers over all
-channels.
+"""Settings of rotations.
+
+A rotation is an orthogonal change of basis. It spreads outliers over all channels.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class OnlineRotationConfig:
     Attributes:
         shared_parallel: Whether the layers of an input group share one rotation.
         online_rotation_layers: Full names of the layers whose inputs are rotated. If it is None, these are
-            all layers of R4, and of R1 if it is online. Checkpoints always name the layers.
+            all layers of R4, and also the layers of R1 if R1 is online. Checkpoints always name the layers.
         use_input_prescale: Whether inputs are scaled before they are rotated. This is not supported.
     """
 
@@ -76,16 +77,16 @@ class RotationConfig(AlgoConfig):
     belong to AMD Quark's public API. They are not used, because the template has these names.
 
     Attributes:
-        scaling_layers: The modules that R1 is folded into. The keys ``first_layer``, ``middle_layers`` and
+        scaling_layers: The modules into which R1 is folded. The keys ``first_layer``, ``middle_layers`` and
             ``last_layer`` have lists of entries. In an entry, ``prev_modules`` are the layers that write to
             the residual stream, and ``next_modules`` are the layers that read the stream through
             ``norm_module``. In names, ``layer_id`` stands for the number of a block, and ``pre_layer_id`` for
-            the previous number. A name that a block does not have is ignored for this block.
+            the previous number. If a block has no module of a name, the name is ignored for this block.
         r1: Whether the residual stream is rotated.
-        r2: Whether values are rotated, head by head.
-        r3: Whether queries and keys are rotated after the rotary embedding, head by head, while the model
-            runs. R3 applies only to attention modules whose keys are quantized after the rotary embedding
-            (``kv_cache_post_rope``).
+        r2: Whether the values of attention are rotated, each head separately.
+        r3: Whether queries and keys are rotated after the rotary embedding, each head separately, while the
+            model runs. R3 applies only to attention modules whose keys are quantized after the rotary
+            embedding (``kv_cache_post_rope``).
         r4: Whether the inputs of the output projections of MLPs and experts are rotated while the model runs.
         rotation_size: Size of the blocks of a block-diagonal rotation. If it is None, a rotation has the full
             width.
@@ -98,17 +99,17 @@ class RotationConfig(AlgoConfig):
         o_proj: Name of the output projection of attention, relative to a decoder block.
         self_attn: Name of the attention module, relative to a decoder block.
         mlp: Name of the MLP, relative to a decoder block.
-        online_r1_rotation: Whether R1 is online: instead of the residual stream, the inputs of the layers
-            that read it are rotated while the model runs. None means False.
+        online_r1_rotation: Whether R1 is online. An online R1 does not rotate the residual stream. It rotates
+            the inputs of the layers that read the stream, while the model runs. None means False.
         online_config: Settings of the rotations that are computed while the model runs.
         trainable: Whether rotations are learned. This is not supported.
         train_smooth: Whether equalization scales are learned, too. This is not supported.
         smooth_positions: The mappings for ``train_smooth``. They are not used.
-        preset: With ``"best"``, R1, R2 or the online rotations are left out if they do not reduce the error
-            on held-out tokens. With ``"reference"``, all rotations are applied, and a warning is logged if
-            the error does not decrease. Both presets apply R3, because it changes only a quantized cache, and
-            this error does not measure the cache.
-        random: A field of configurations before 0.12. It sets ``random_r1`` and ``random_r2``.
+        preset: With ``"best"``, those of R1, R2 and the online rotations are left out that do not reduce the
+            error on held-out tokens. With ``"reference"``, all rotations are applied, and a warning is logged
+            if the error does not decrease. Both presets apply R3, because R3 changes only a quantized cache,
+            and the error on held-out tokens does not measure the cache.
+        random: A field of configurations from versions before 0.12. It sets ``random_r1`` and ``random_r2``.
     """
 
     name: str = "rotation"
@@ -140,26 +141,28 @@ class RotationConfig(AlgoConfig):
             self.random = None
 
     def runs_with_model(self) -> bool:
-        """Return whether a rotation (R3, R4 or R1 online) is computed while the model runs."""
+        """Return whether at least one rotation (R3, R4 or an online R1) is computed while the model runs."""
         return self.r3 or self._rotates_inputs()
 
     def separates_experts(self) -> bool:
-        """Return whether a rotation (R1 or R4) is folded into experts or is computed before their layers."""
+        """Return whether a rotation (R1 or R4) is folded into experts or rotates the inputs of their
+        layers.
+        """
         return self.r1 or self._rotates_inputs()
 
     def is_r3_alone(self) -> bool:
-        """Return whether R3 is the only rotation that is on. With a float cache, R3 does not change block
-        outputs.
+        """Return whether R3 is the only rotation that is on. If the cache is not quantized, R3 does not
+        change the outputs of blocks.
         """
         return self.r3 and not (self.r1 or self.r2 or self._rotates_inputs())
 
     def parts(self) -> dict[str, Self]:
-        """Return settings for each subset of the rotations that are on, except for the set of all of them.
+        """Return settings for each proper subset of the rotations that are on.
 
-        The result is a dictionary from the names of the rotations in a subset to the settings. Small subsets
-        come first. R1 and R2 are rotations, and all online rotations except R3 are treated as one rotation.
-        If R3 is on, it is in every subset, and the first subset is R3 alone. The result is empty if only one
-        rotation is on.
+        The result is a dictionary. A key has the names of the rotations in the subset, and small subsets come
+        first. R1 and R2 are one rotation each, and all online rotations except R3 are treated as a single
+        rotation. If R3 is on, every subset includes it, and the first subset has only R3. The result is empty
+        if only one rotation is on.
         """
         folded_r1 = self.r1 and not self.online_r1_rotation
         present = [name for name, is_on in (("r1", folded_r1), ("r2", self.r2), ("online", self._rotates_inputs())) if is_on]
@@ -167,8 +170,9 @@ class RotationConfig(AlgoConfig):
         return {" + ".join(subset) or "r3": self._only(subset, folded_r1) for subset in subsets}
 
     def _rotates_inputs(self) -> bool:
-        """Return whether inputs of layers are rotated online: by R4, by R1 online, or because the settings
-        name layers.
+        """Return whether inputs of layers are rotated while the model runs.
+
+        They are if R4 is on, if R1 is online, or if the settings name such layers.
         """
         named = self.online_config is not None and bool(self.online_config.online_rotation_layers)
         return self.r4 or bool(self.r1 and self.online_r1_rotation) or named
@@ -187,7 +191,7 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return settings for R1, which name all layers that read or write the residual stream.
+        """Return settings for R1. They name all layers that read or write the residual stream.
 
         If R1 is impossible, return settings for R2. If both are impossible, return None.
         """
@@ -210,15 +214,15 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason if neither R1 nor R2 can be folded into the weights of a model family; otherwise
-        None.
+        """Return why neither R1 nor R2 can be folded into the weights of a model family, or None if one of
+        them can be folded.
         """
         r1, r2 = cls.r1_refusal(architecture), cls.r2_refusal(architecture)
         return None if r1 is None or r2 is None else f"r1: {r1}; r2: {r2}; set r4 for a rotation that is computed while the model runs"
 
     @classmethod
     def r2_refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason if R2 cannot be used; otherwise None.
+        """Return why R2 cannot be used, or None if it can be used.
 
         R2 can be used if all operations between the values and the output projection of attention commute
         with a rotation of each head.
@@ -229,7 +233,7 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def r1_refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason if R1 cannot be used; otherwise None.
+        """Return why R1 cannot be used, or None if it can be used.
 
         R1 can be used if all operations between the residual stream and the layers that read or write it
         commute with a rotation.
@@ -252,9 +256,9 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RotationConfig:
-        """Return the settings for a dictionary that was read from JSON.
+        """Create settings from a dictionary that was read from JSON.
 
-        If it has the older name ``"quarot"``, all four rotations are on by default.
+        If the dictionary has the algorithm's older name ``"quarot"``, all four rotations are on by default.
         """
         if data.get("name") == "quarot":
             return QuaRotConfig(**data | {"name": "rotation"})
@@ -264,7 +268,7 @@ class RotationConfig(AlgoConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class QuaRotConfig(RotationConfig):
-    """Rotation settings under their older name, with all four rotations on by default."""
+    """Rotation settings under the older name of the class. All four rotations are on by default."""
 
     r2: bool = True
     r3: bool = True

@@ -3,15 +3,16 @@
 R1 is folded into all layers that read or write the residual stream. R2 is folded into the value projection
 and the output projection of attention.
 
-A rotation R replaces the stream ``x`` by ``x · R``. A layer that writes to the stream (a writer) then returns
-``y · R``, and a layer that reads the stream (a reader) gets the weight ``W · diag(γ) · R``. γ is the weight
-of the norm in front of the reader. It is folded into the reader, because a norm with a weight would not
-commute with R. Parameters are replaced by new ones and never written to, because they may be memory-mapped
-from a checkpoint or shared with another module. New parameters are computed in float32 (or in float64 if the
-old ones are float64) and rounded once.
+A rotation R replaces the stream ``x`` by ``x · R``. A layer whose output y is added to the stream (a writer)
+then returns ``y · R``. A layer that reads the stream (a reader) gets the weight ``W · diag(γ) · R``. γ is the
+weight of the norm in front of the reader. γ is folded into the reader, because a norm with a weight would not
+commute with R. Parameters are replaced by new parameters and are never changed in place, because a parameter
+may be memory-mapped from a checkpoint or shared with another module. New parameters are computed in float32
+(or in float64 if the old parameters are float64) and rounded once.
 
-If norms subtract the mean, R must preserve the mean (`Rotation.keeps_mean`). Then the model can keep its
-LayerNorms, and any runtime can load it. Sources: QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
+If norms subtract the mean, R must preserve the mean (`Rotation.keeps_mean`). Then the LayerNorms of the model
+do not have to be replaced, and any runtime can load the model. Sources: QuaRot, arXiv 2404.00456; SpinQuant,
+arXiv 2405.16406.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ def r1_of(width: int, facts: Architecture, size: int | None = None, seed: int | 
 
 @torch.no_grad()
 def fold_r1(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
-    """Fold R1 and norms into the writers and readers of one decoder block, or into those outside the blocks.
+    """Fold R1 and the weights of norms into the writers and readers of one decoder block, or of the modules
+    outside the blocks.
 
-    If the output of the block for ``x`` was y, its output for ``x · R`` is then ``y · R``.
+    If the block returned y for the input x, it afterwards returns ``y · R`` for the input ``x · R``.
 
     Args:
         stream: The writers and readers. Experts must be separate layers.
@@ -56,8 +58,8 @@ def fold_r1(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
         rotation: The rotation of the stream, from `r1_of`. It must be the same for the whole model.
 
     Raises:
-        UnsupportedError: A norm has a bias that cannot be folded into its readers and cannot stay in the
-            norm.
+        UnsupportedError: A norm has a bias that can neither be folded into the readers of the norm nor remain
+            in the norm.
         ConfigError: The rotation has another width, or it does not preserve the mean although norms subtract
             the mean.
     """
@@ -74,13 +76,13 @@ def fold_r1(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
 
 @torch.no_grad()
 def fold_r2(module: nn.Module, facts: Architecture, heads: int, seed: int | None = None) -> str | None:
-    """Fold R2 into one block: rotate the values of each head, and the inputs of attention's output
-    projection.
+    """Fold R2 into one block. It rotates the values of each head and the inputs of the output projection of
+    attention.
 
-    The output does not change if the inputs of the output projection are only sums of values over tokens.
-    Some models have gates that multiply single channels in between (Qwen3-Next). Such a gate is detected if
-    the query projection has more outputs than the output projection has inputs. For other gates, the
-    architecture must declare that R2 is unsupported.
+    The block's output does not change if the inputs of the output projection are weighted sums of values over
+    tokens, without any further operation. Some models, such as Qwen3-Next, multiply single channels of these
+    inputs by a gate. Such a gate is detected if the query projection has more outputs than the output
+    projection has inputs. For other gates, the architecture must declare that R2 is unsupported.
 
     Args:
         module: The block.
@@ -89,7 +91,8 @@ def fold_r2(module: nn.Module, facts: Architecture, heads: int, seed: int | None
             one key-value head.
         seed: As in `Rotation.of`.
 
-    Returns: None if R2 was folded. Otherwise the reason why it cannot be folded; nothing is changed then.
+    Returns: None if R2 was folded. If R2 cannot be folded, the block is not changed, and the result is the
+    reason.
     """
     if refused := RotationConfig.r2_refusal(facts):
         return refused
@@ -112,9 +115,9 @@ def fold_r2(module: nn.Module, facts: Architecture, heads: int, seed: int | None
 
 
 def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
-    """Return a reason if values cannot be rotated because there may be gates; otherwise None.
+    """Return a reason if values cannot be rotated because the block may have gates. Otherwise return None.
 
-    There may be gates if an input projection has more outputs than the heads have channels.
+    A block may have gates if an input projection has more outputs than the heads have channels.
     """
     if facts.attention_value_rows != "all" or facts.attention_value not in facts.attention_inputs:
         return None
@@ -126,16 +129,19 @@ def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
 
 
 def untie(model: nn.Module) -> None:
-    """Set ``tie_word_embeddings`` to False in the configuration of a model and in that of its text part."""
+    """Set ``tie_word_embeddings`` to False in the configuration of a model and in the configuration of the
+    text part of the model.
+    """
     for config in filter(None, (getattr(model, "config", None), text_config(model))):
         if getattr(config, "tie_word_embeddings", False):
             config.tie_word_embeddings = False
 
 
 def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation, *, into_readers: bool) -> None:
-    """Fold the weight and the bias of a norm, and the rotation, into the readers of the norm.
+    """Fold the weight and the bias of a norm into the readers of the norm, together with the rotation.
 
-    If ``into_readers`` is False, the bias stays in the norm, divided by the norm's weight.
+    If ``into_readers`` is False, the bias is not folded: it remains in the norm and is divided by the norm's
+    weight.
     """
     norm, offset = reading.norm, 1.0 if facts.norm_has_unit_offset else 0.0
     has_weight = bool(_own(norm, ("weight",)))
@@ -159,8 +165,8 @@ def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation, *, int
 def _takes_norm_bias(reading: Reading, facts: Architecture) -> bool:
     """Return whether all readers have a bias, so that the norm's bias can be folded into them.
 
-    If they do not, the norm's bias must be divided by the norm's weight. If that is impossible, raise
-    UnsupportedError.
+    If some readers have no bias, the norm's bias must be divided by the norm's weight. If this division is
+    impossible, raise UnsupportedError.
     """
     if all(_own(reader, ("bias",)) for reader in reading.readers.values()):
         return True
@@ -188,8 +194,8 @@ def _see_fit(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
 
 
 def _rotated_values(modules: ResolvedMapping, name: str, rotation: Rotation) -> Tensor:
-    """Return the parameter ``name`` (weight or bias) of the value projection, with outputs rotated head by
-    head.
+    """Return the parameter ``name`` (weight or bias) of the value projection after a rotation of the outputs
+    of each head.
     """
     projection = modules.smooth_layer
     old = _master(projection.get_parameter(name))
@@ -203,16 +209,17 @@ def _rotated_values(modules: ResolvedMapping, name: str, rotation: Rotation) -> 
 
 
 def _has_outputs_last(module: nn.Module) -> bool:
-    """Return whether the last axis of a module's weight is that of the outputs.
+    """Return whether the last axis of a module's weight has the output channels.
 
-    This is so for embeddings and for layers with a transposed weight.
+    The result is True for embeddings and for layers with a transposed weight.
     """
     return isinstance(module, nn.Embedding) or input_axis(module) == 0
 
 
 def _in_columns(module: nn.Module, weight: Tensor) -> Tensor:
-    """Transpose a module's weight if its input channels are not on the last axis. A second call undoes
-    this.
+    """Transpose a module's weight if the last axis does not have the input channels.
+
+    A second call restores the original order of the axes.
     """
     return weight if input_axis(module) == 1 else weight.t()
 

@@ -1,10 +1,12 @@
-"""Fast products with Hadamard matrices along the last axis of a tensor, for all channels or block by block.
+"""Fast products of a tensor's last axis with Hadamard matrices. The axis is multiplied as a whole or in
+blocks.
 
-Such rotations spread outliers over channels.
+Rotations of this kind spread outliers over channels.
 
-An order K is factored into orders for which `quark_algos.rotation.paley` constructs matrices. The Kronecker
-product of these matrices is applied factor by factor. This needs K · (sum of the orders) multiplications per
-vector; the product with a dense matrix would need K².
+The order of a square matrix is its number of rows. An order K is factored into orders for which
+`quark_algos.rotation.paley` constructs matrices. The tensor is multiplied by these matrices one after
+another, which gives the product with their Kronecker product. This needs K · (sum of the orders)
+multiplications per vector; the product with a dense matrix would need K².
 """
 
 from __future__ import annotations
@@ -35,15 +37,15 @@ is with a small matrix.
 
 @cache
 def factors_of(order: int) -> tuple[int, ...] | None:
-    """Return the orders of Hadamard matrices whose Kronecker product has the order ``order``.
+    """Return the orders of the Hadamard matrices whose Kronecker product is a matrix of the order ``order``.
 
-    Of all possibilities, the one with the smallest sum is returned.
+    If there are several possibilities, the result is the one with the smallest sum of orders.
 
     Args:
         order: The order of the product, above 0.
 
-    Returns: First the orders that are not powers of two, then powers of two that are at most 32. Empty for
-    the order 1. None if no such matrices are known here.
+    Returns: A tuple that has first the orders that are not powers of two, and then powers of two up to 32. It
+    is empty for the order 1. The result is None if this plugin cannot construct such matrices.
     """
     twos = order & -order
     factors = _odd_factors(order // twos, twos)
@@ -51,8 +53,8 @@ def factors_of(order: int) -> tuple[int, ...] | None:
 
 
 def largest_order(width: int) -> int:
-    """Return the largest divisor of ``width`` that is the order of a known Hadamard matrix. It is at least
-    1.
+    """Return the largest divisor of ``width`` that is the order of a Hadamard matrix of this plugin. The
+    result is at least 1.
     """
     return next(width // parts for parts in range(1, width + 1) if width % parts == 0 and factors_of(width // parts) is not None)
 
@@ -62,7 +64,7 @@ def transform(x: Tensor, order: int, *, transposed: bool = False) -> Tensor:
 
     Args:
         x: A tensor ``[…, order]``, float32 or float64.
-        order: The order of H. It must be an order for which `factors_of` has a result.
+        order: The order of H. The result of `factors_of` must not be None for this order.
         transposed: Whether to multiply by ``Hᵀ`` instead of H.
 
     Returns: A new tensor ``[…, order]`` with the dtype and device of ``x``.
@@ -100,9 +102,10 @@ def _sylvester(order: int) -> Tensor:
 
 @cache
 def _odd_factors(odd: int, twos: int) -> tuple[int, ...] | None:
-    """Return factors whose product is ``odd`` times a power of two, with the smallest sum, or None.
+    """Return factors whose product is ``odd`` times a power of two, or None if there are no such factors.
 
-    The power of two divides ``twos``. For each factor, a Hadamard matrix can be constructed.
+    The power of two must divide ``twos``, and each factor must be the order of a Hadamard matrix that can be
+    constructed. If there are several possibilities, the result has the smallest sum.
     """
     if odd == 1:
         return ()
@@ -132,18 +135,18 @@ class Rotation:
     """A block-diagonal orthogonal matrix R, ``[width, width]``. Its blocks are ``diag(signs) · H / √block``.
 
     A rotation that preserves the mean over channels has the blocks ``H · diag(signs) · Hᵀ / block`` instead.
-    The first sign of each block is +1. H maps the first unit vector to a vector of ones, so R maps ones to
-    ones. For this reason, R does not change the mean, and LayerNorm commutes with R, as RMSNorm does with any
-    rotation. With random signs, the entries of such a block are about as large as those of ``H / √block``,
-    ``1 / √block``, but their magnitudes differ.
+    The first sign of each block is +1. H maps the first unit vector to a vector of ones, so R maps a vector
+    of ones to itself. For this reason, R does not change the mean, and LayerNorm commutes with R. RMSNorm
+    commutes with any rotation. With random signs, the entries of such a block have different magnitudes, of
+    about ``1 / √block``, which is the magnitude of all entries of ``H / √block``.
 
-    Source: QuaRot (arXiv 2404.00456) for signs and blocks. The form that preserves the mean follows from the
-    definition of LayerNorm.
+    Signs and blocks come from QuaRot (arXiv 2404.00456). The rotation that preserves the mean is derived from
+    the definition of LayerNorm.
 
     Attributes:
         width: Number of channels.
         block: Order of the Hadamard matrix H. It divides the width.
-        signs: The signs ``[width]``, int8, each 1 or -1, on the CPU. None if all signs are +1.
+        signs: The signs, 1 or -1, as an int8 tensor ``[width]`` on the CPU. None means that all signs are +1.
         keeps_mean: Whether R preserves the mean over channels.
     """
 
@@ -171,13 +174,13 @@ class Rotation:
             width: Number of channels, above 0.
             size: Block size. If it is None, the largest possible size is used, which is usually the width.
             seed: Seed for random signs. The signs are the same on every device. If it is None, all signs are
-                +1, but a rotation that preserves the mean uses the seed 0, because it would be the identity
-                with signs of +1.
+                +1. The exception is a rotation that preserves the mean: with signs of +1, it would be the
+                identity, so the seed 0 is used.
             keeps_mean: Whether the rotation preserves the mean over channels.
 
         Raises:
-            ConfigError: ``size`` does not divide the width, or no Hadamard matrix of this order is known
-                here.
+            ConfigError: ``size`` does not divide the width, or this plugin has no Hadamard matrix of this
+                order.
         """
         block = largest_order(width) if size is None else size
         if seed is None and not keeps_mean:

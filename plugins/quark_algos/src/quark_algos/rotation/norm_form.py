@@ -1,4 +1,4 @@
-"""Functions that run the norms of a model to find out what they compute.
+"""Functions that run the norms of a model on test inputs to find out what they compute.
 
 The form of a norm states whether it subtracts the mean, and whether it multiplies by ``1 + weight``.
 """
@@ -30,7 +30,9 @@ PROBE_SCALE = 32
 
 
 def with_form_of(facts: Architecture, norms: Iterable[tuple[str, nn.Module]], width: int) -> Architecture:
-    """Return the architecture with the form that its norms were found to have.
+    """Return a copy of the architecture that states the form of the given norms.
+
+    The norms are run to determine this form.
 
     Args:
         facts: Architecture of the model. It does not state the form of the norms.
@@ -56,12 +58,14 @@ def with_form_of(facts: Architecture, norms: Iterable[tuple[str, nn.Module]], wi
 
 
 def as_measured(facts: Architecture, model: nn.Module) -> Architecture:
-    """Return the architecture with the form that the norms of the first block were found to have.
+    """Return a copy of the architecture that states the form of the norms in the first block.
+
+    The norms are run to determine this form.
 
     If these norms have different forms or an unknown form, return the architecture unchanged.
 
     Args:
-        facts: Architecture of the model. The form of the norms that it states may be wrong.
+        facts: Architecture of the model. It may state a wrong form of the norms.
         model: The whole model. Its tensors may be on the meta device.
     """
     block, width = decoder_blocks(model, facts)[0].module, int(text_config(model).hidden_size)
@@ -104,7 +108,7 @@ def form_of(norm: nn.Module, width: int) -> tuple[bool, bool] | None:
 
 
 def _with_values(norm: nn.Module) -> nn.Module:
-    """Return a copy of a norm on the CPU. The values of its parameters are around 1, but none of them is
+    """Return a copy of a norm on the CPU. All values of the copy's parameters are close to 1 but not equal to
     1.
     """
     copied = copy.deepcopy(norm).to_empty(device="cpu")

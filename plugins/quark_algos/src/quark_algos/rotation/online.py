@@ -1,11 +1,13 @@
-"""Online rotations: rotations of a layer's input while the model runs, such as R4 before an MLP's output
-projection.
+"""Online rotations: rotations of a layer's input that are computed while the model runs.
 
-The inverse rotation is folded into the layer's weight. A matrix has the form of AMD Quark 0.13. It is the
-Kronecker product ``A ⊗ S`` of a small matrix A and Sylvester's matrix S, whose order is a power of two. A has
-the smallest possible order. If all channels are rotated at once, AMD Quark 0.13 does not read the matrix in
-the checkpoint, but uses its own. Outputs are equal if both programs have the same matrix. This is so for
-powers of two, and for 2^k times 12, 20, 28, 36, 60, 108 and 140.
+An example is R4, which rotates the input of an MLP's output projection.
+
+The inverse rotation is folded into the layer's weight. A rotation matrix has the same structure as in AMD
+Quark 0.13. It is the Kronecker product ``A ⊗ S`` of a small matrix A and Sylvester's matrix S. The order of S
+is a power of two, and A has the smallest possible order. If a rotation has a single block of all channels,
+AMD Quark 0.13 does not read the matrix in the checkpoint, but uses its own matrix. Outputs are equal if both
+programs have the same matrix. They have the same matrix for powers of two, and for 2^k times 12, 20, 28, 36,
+60, 108 and 140.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def product(x: Tensor, size: int) -> Tensor:
 
     Args:
         x: A tensor ``[…, size]``, float32 or float64.
-        size: The order of M. A Hadamard matrix of this order must be known here.
+        size: The order of M. This plugin must have a Hadamard matrix of this order.
 
     Returns: A new tensor ``[…, size]`` with the dtype and device of ``x``.
 
@@ -51,8 +53,8 @@ def product(x: Tensor, size: int) -> Tensor:
 def base_order(size: int) -> int | None:
     """Return the number of rows of the matrix A in ``M = A ⊗ S``, for the Hadamard matrix M ``[size, size]``.
 
-    S is Sylvester's matrix. The result is 1 if M itself is Sylvester's matrix. It is None if M is a product
-    of several small matrices (see `factors_of`).
+    S is one of Sylvester's matrices, whose sizes are powers of two. The result is 1 if M itself is such a
+    matrix. It is None if M is a product of several small matrices (see `factors_of`).
     """
     twos = size & -size
     odd = size // twos
@@ -77,7 +79,7 @@ def matrix_of(size: int) -> Tensor:
 
 
 def is_own(matrix: Tensor) -> bool:
-    """Return whether a matrix equals the matrix of the same size that `matrix_of` returns.
+    """Return whether ``matrix`` equals the result of `matrix_of` for the same size.
 
     The matrices are compared in parts, so that no memory for a second matrix is needed.
     """
@@ -105,9 +107,9 @@ class InputRotation:
 
     R is block-diagonal with the blocks ``M / √size``. M is a Hadamard matrix.
 
-    All layers of a model with the same block size share one instance, even if their widths differ. The
-    instance is not a module, so the layer has no new submodules or tensors, and is quantized like any other
-    layer.
+    All layers of a model with the same block size share one instance, even if the layers have different
+    widths. The instance is not a module. So the layer gets no new submodules or tensors, and it is quantized
+    like any other layer.
 
     Args:
         size: The block size. It must be the order of a known Hadamard matrix.
@@ -115,8 +117,7 @@ class InputRotation:
     Attributes:
         transforms_input: Marks the hook for `quark.algorithms.input_is_transformed`.
         size: The block size.
-        matrix: M ``[size, size]``, float32, on any device, if it differs from the result of `matrix_of`.
-            Otherwise None.
+        matrix: M ``[size, size]``, float32, on any device. It is None if M equals the result of `matrix_of`.
 
     Raises:
         ConfigError: No Hadamard matrix of this order is known here.
@@ -149,7 +150,10 @@ class InputRotation:
         return (rotated / self.size**0.5).flatten(-2).to(x.dtype)
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Rotate the first argument. The signature is that of a forward pre-hook of torch."""
+        """Rotate the first argument of the layer.
+
+        This method has the signature of a forward pre-hook of torch.
+        """
         return (self.apply(args[0]), *args[1:])
 
     def __repr__(self) -> str:
@@ -168,7 +172,8 @@ def rotate_input(layer: nn.Module, rotation: InputRotation) -> None:
         rotation: The rotation. Its block size must divide the width of the layer's input.
 
     Raises:
-        ConfigError: The layer's input is rotated already, or the block size does not divide its width.
+        ConfigError: The layer's input is rotated already, or the block size does not divide the width of the
+            input.
     """
     if is_rotated(layer):
         raise ConfigError("the input of this layer is rotated already. Rotate it only once")
@@ -182,7 +187,7 @@ def install(layer: nn.Module, rotation: InputRotation) -> None:
     """Install the rotation of a layer's input. The inverse rotation must already be folded into the layer's
     weight.
 
-    The rotation is the layer's first hook, so that all other hooks get the rotated input.
+    The rotation becomes the layer's first hook, so that all other hooks get the rotated input.
     """
     layer.register_forward_pre_hook(rotation, prepend=True)
 

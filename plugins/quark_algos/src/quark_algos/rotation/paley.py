@@ -2,12 +2,12 @@
 
 A Hadamard matrix H of order m has only the values 1 and -1, and ``H · Hᵀ = m · I``.
 
-Paley's constructions do not give the orders 92, 116 and 172. Their matrices are made from four symmetric
-circulants with the values 1 and -1. The circulants were found by an exhaustive search (for 172, among
-circulants of order 43 that are invariant under cubes of roots of unity). Baumert, Golomb and Hall ("Discovery
-of an Hadamard matrix of order 92", 1962), Baumert (1966) and Williamson (1944) found such circulants first.
-Orders 156, 188, 236 and 428 are left out. For 156, the search would take long. For 188 and 236, no such
-circulants exist, and for 428, none are known.
+Paley's constructions do not give the orders 92, 116 and 172. The matrices of these orders consist of four
+symmetric circulants with the values 1 and -1. The circulants were found by an exhaustive search. For the
+order 172, only those circulants of order 43 were searched that are invariant under cubes of roots of unity.
+Baumert, Golomb and Hall ("Discovery of an Hadamard matrix of order 92", 1962), Baumert (1966) and Williamson
+(1944) found such circulants first. The orders 156, 188, 236 and 428 are not supported. For 156, the search
+would take too long. For 188 and 236, no such circulants exist, and for 428, no such circulants are known.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _MINUS_ROW = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
 def has_order(m: int) -> bool:
     """Return whether `hadamard` can construct a matrix of the order m.
 
-    The result is False for orders that need Sylvester's doubling, except for the order 2.
+    The result is False for orders that need a Kronecker product with Sylvester's matrix, except for the order
+    2.
     """
     return m == 1 or m == 2 or (m > 0 and m % 4 == 0 and (_paley_kind(m) is not None or m // 4 in WILLIAMSON))
 
@@ -74,15 +75,16 @@ def hadamard(m: int) -> Tensor:
 
 @cache
 def as_published(m: int) -> Tensor:
-    """Return a Hadamard matrix in the form of published tables, so that other programs have the same matrix.
+    """Return the Hadamard matrix of the order m that other programs use, too.
 
-    If Paley's first construction is possible with a prime m − 1, it is used, with a positive first column. If
-    his second construction is possible with a prime m / 2 − 1, it is used, in four blocks. Otherwise the
-    result is that of `hadamard`. AMD Quark 0.13 has the same matrices for the orders 12, 20, 28, 36, 60, 108
-    and 140. Its matrix of the order 40 is the Kronecker product of matrices of the orders 2 and 20.
+    If m − 1 is a prime for which Paley's first construction is possible, the result is this construction with
+    a positive first column. If m / 2 − 1 is a prime for which Paley's second construction is possible, the
+    result is this construction, arranged in four blocks. In all other cases, the result is the same as the
+    result of `hadamard`. AMD Quark 0.13 has the same matrices for the orders 12, 20, 28, 36, 60, 108 and 140.
+    Its matrix of the order 40 is the Kronecker product of matrices of the orders 2 and 20.
 
     Args:
-        m: The order. It is 40, or an order for which `has_order` is true.
+        m: The order. It must be 40, or an order for which `has_order` is true.
 
     Returns: A float64 tensor ``[m, m]``. Each value is 1 or -1, and the first column may have both. The
     tensor is cached, so do not write to it.
@@ -113,8 +115,9 @@ def _paley_kind(m: int) -> int | None:
 
 
 def _paley_one(q: int) -> Tensor:
-    """Return ``I + S``, the matrix of Paley's first construction, for a skew-symmetric S with
-    ``S · Sᵀ = q · I``.
+    """Return the matrix ``I + S`` of Paley's first construction.
+
+    S is skew-symmetric, and ``S · Sᵀ = q · I``.
     """
     bordered = _bordered(q)
     bordered[1:, 0] = -1
@@ -130,11 +133,11 @@ def _paley_two(q: int) -> Tensor:
 
 
 def _bordered(q: int) -> Tensor:
-    """Return the matrix of ``χ(a - b)`` for all elements a and b of the field of order q, with a border of
-    ones.
+    """Return a matrix of the values ``χ(a - b)``, with a border of ones. a and b are all elements of the
+    field of order q.
 
-    χ is 1 for nonzero squares, -1 for other nonzero elements, and 0 for 0. The result is ``[q + 1, q + 1]``;
-    the corner of the border is 0.
+    χ is 1 for nonzero squares, -1 for other nonzero elements, and 0 for 0. The result is ``[q + 1, q + 1]``,
+    and the corner of the border is 0.
     """
     p, n = _prime_power(q) or (q, 1)
     places = p ** torch.arange(n)
@@ -151,9 +154,9 @@ def _bordered(q: int) -> Tensor:
 def _squares(p: int, n: int) -> Tensor:
     """Return the indices of the nonzero squares in the field of order ``p ** n``.
 
-    The number of an element has the coefficients of the element as its digits in base p. The field is
-    constructed with a polynomial of degree n. A polynomial is suitable if half of all nonzero elements are
-    squares and only 0 has the square 0.
+    The digits of an element's index in base p are the coefficients of the element. The field is constructed
+    with a polynomial of degree n. A polynomial is suitable if half of all nonzero elements are squares and
+    only 0 has the square 0.
     """
     places = p ** torch.arange(n)
     elements = torch.arange(1, p**n)[:, None] // places % p
@@ -180,10 +183,11 @@ def _williamson(halves: tuple[str, str, str, str]) -> Tensor:
 
 
 def _symmetric_circulant(half: str) -> Tensor:
-    """Return a symmetric circulant of order n. Its first row begins with the ``(n + 1) / 2`` signs of
-    ``half``.
+    """Return a symmetric circulant matrix of order n.
 
-    The other values of the row mirror these.
+    The first row begins with the ``(n + 1) / 2`` signs of ``half``.
+
+    The other values of the first row mirror these signs.
     """
     first = torch.tensor([1.0 if sign == "+" else -1.0 for sign in half], dtype=torch.float64)
     row = torch.cat([first, first[1:].flip(0)])
@@ -193,7 +197,7 @@ def _symmetric_circulant(half: str) -> Tensor:
 
 @cache
 def _prime_power(q: int) -> tuple[int, int] | None:
-    """Return the prime and the exponent if q is a power of a prime; otherwise None."""
+    """Return the prime and the exponent if q is a power of a prime. Otherwise return None."""
     if q < 2:
         return None
     p = next((d for d in range(2, int(q**0.5) + 1) if q % d == 0), q)

@@ -1,5 +1,5 @@
-"""Functions that find the writers and readers of the residual stream in a model, according to its
-architecture.
+"""Functions that find the writers and readers of the residual stream in a model. The architecture of the
+model names them.
 
 A writer is a layer whose output is added to the stream. A reader is a layer that gets the stream through a
 norm.
@@ -30,7 +30,7 @@ class Reading:
     Attributes:
         name: Name of the norm.
         norm: The norm.
-        readers: The layers, by name. No module occurs twice.
+        readers: A dictionary from name to layer. No module occurs twice.
     """
 
     name: str
@@ -43,7 +43,8 @@ class Stream:
     """The modules of one block, or the modules outside the blocks, that read or write the residual stream.
 
     Attributes:
-        writers: Projections and embeddings whose outputs are added to the stream, by name.
+        writers: A dictionary from name to module, with the projections and embeddings whose outputs are added
+            to the stream.
         readings: The norms, each with its readers.
     """
 
@@ -88,11 +89,11 @@ def outside_blocks(model: nn.Module, facts: Architecture) -> Stream:
 
 
 def in_block(block: nn.Module, facts: Architecture) -> Stream:
-    """Return the writers and readers in one decoder block, by names relative to the block.
+    """Return the writers and readers in one decoder block. Their names are relative to the block.
 
     Raises:
-        UnsupportedError: The architecture cannot be rotated. Or the block has readers but not their norm, a
-            norm but no readers, or fused experts.
+        UnsupportedError: The architecture cannot be rotated, or the block has readers without a norm, a norm
+            without readers, or fused experts.
     """
     check(facts)
     readings = []
@@ -117,7 +118,7 @@ def in_block(block: nn.Module, facts: Architecture) -> Stream:
 def norms_and_readers(facts: Architecture) -> dict[str, tuple[str, ...]]:
     """Return a dictionary from the name of each norm to the name patterns of its readers.
 
-    If attention and MLP share a norm, it occurs once.
+    A norm that attention and MLP share occurs once.
     """
     patterns: dict[str, tuple[str, ...]] = {}
     for norm, groups in ((facts.attention_norm, readers_of_attention_norm(facts)), (facts.mlp_norm, readers_of_mlp_norm(facts))):
@@ -126,7 +127,7 @@ def norms_and_readers(facts: Architecture) -> dict[str, tuple[str, ...]]:
 
 
 def matching(module: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Module]:
-    """Return a dictionary from name to submodule, with the submodules that match a name or a pattern.
+    """Return the submodules whose names match one of the patterns, as a dictionary from name to submodule.
 
     Each submodule occurs once. A star in a pattern matches one part of a name.
     """
@@ -139,8 +140,9 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Module]
 
 
 def see_single_experts(block: nn.Module, facts: Architecture, writers: Mapping[str, nn.Module]) -> None:
-    """Check that the experts of a block, if it has any, are separate layers that write to the residual
-    stream.
+    """Check that the experts of a block are separate layers that write to the residual stream.
+
+    The check passes if the block has no experts.
 
     Raise UnsupportedError if they are not.
     """
