@@ -1,13 +1,13 @@
-"""Functions that search the scales of groups with the smallest output error.
+"""Functions that search, for each group of weights, the scale with the smallest output error.
 
 The output error of a group g in one row is ``δ H_gg δᵀ``. δ is the rounding error of the group, and H_gg is
-the block of the Hessian for the channels of the group. A rounding that compensates errors in other columns
-already handles correlations, so it uses only the diagonal of H_gg.
+the block of the Hessian for the channels of the group. A rounding algorithm that compensates errors in other
+columns already takes correlations into account, so it uses only the diagonal of H_gg.
 
 The range of each group is multiplied by several factors, and the best factor of each group is chosen. A
-factor below 1 makes all steps finer and clips the largest values. A factor above 1 helps formats with a gap
-below their largest value, above all FP4, which has no value between 4 and 6: it is sometimes better to round
-the largest value of a group to 4 ("four over six", arXiv 2512.02010).
+factor below 1 makes all steps finer and clips the largest values. A factor above 1 helps formats that have a
+gap below their largest value. The main example is FP4, which has no value between 4 and 6. It is sometimes
+better to round the largest value of a group to 4 instead of 6 ("four over six", arXiv 2512.02010).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ float32.
 
 
 def stretched(grid: WeightGrid) -> tuple[float, ...]:
-    """Return factors above 1 for the ranges of groups.
+    """Return the factors above 1 by which the ranges of groups are multiplied.
 
     With the largest factor, the largest value of a group is rounded to the second largest value of the
     format.
@@ -98,14 +98,14 @@ def group_moments(h: Tensor, group: int) -> Tensor:
 def search(wt: Tensor, grid: WeightGrid, moments: Tensor | None, coarse: Sequence[float] = COARSE) -> GroupScales:
     """Try several scales for each group, and return the scales with the smallest error.
 
-    If a scale spans several rows, its error is the sum over all groups that use the scale.
+    If several rows share a scale, the error of the scale is the sum over all groups that use it.
 
     Args:
-        wt: Wᵀ ``[m · group, N]``, float32. If scales span rows, it must have all channels.
+        wt: Wᵀ ``[m · group, N]``, float32. If rows share scales, ``wt`` must have all channels.
         grid: The quantization grid of ``wt``.
-        moments: The Hessian H of the same channels: the blocks on its diagonal, ``[m, group, group]``
-            (`group_moments`), or only the diagonal, ``[m, group]``. If it is None, the error is the squared
-            error of the weights.
+        moments: The blocks on the diagonal of the Hessian H of the same channels, ``[m, group, group]`` (see
+            `group_moments`), or only the diagonal of H, ``[m, group]``. If ``moments`` is None, the error is
+            the squared error of the weights.
         coarse: Factors for the first search. The first factor is 1.
     """
     if grid.spans is not None:
@@ -117,12 +117,12 @@ def search(wt: Tensor, grid: WeightGrid, moments: Tensor | None, coarse: Sequenc
 
 
 def _pieces(wt: Tensor) -> list[slice]:
-    """Return slices of the rows of W; each slice is the work of one thread."""
+    """Return slices of the rows of W. Each slice will be searched in its own thread."""
     return row_slices(wt.shape[1], wt.shape[0], PIECE if wt.device.type == "cpu" else LARGE_PIECE)
 
 
 class _Best:
-    """The best factors that have been tried, and their losses.
+    """Stores the best factors that have been tried so far, and the losses of these factors.
 
     Args:
         loss: A function that returns the loss for each factor in a tensor.
@@ -135,7 +135,9 @@ class _Best:
         self.least = loss(self.factor)
 
     def attempt(self, factor: Tensor, where: Tensor | None = None) -> Tensor:
-        """Try new factors. Store the factors that improve the loss, if ``where`` is None or True for them.
+        """Try new factors, and store the factors that improve the loss.
+
+        If ``where`` is given, only factors for which it is True are stored.
 
         Return a mask of the factors that were stored.
         """
@@ -150,7 +152,8 @@ def _search_rows(
 ) -> GroupScales:
     """Return the best scales for some rows.
 
-    ``factors`` are tried first. Then factors near the best one are tried, unless scales are powers of two.
+    The function tries ``factors`` first. Then it tries factors near the best factor, except if scales are
+    powers of two (``in_powers``).
     """
     w, grid = wt[:, rows].contiguous(), grid.of_rows(rows)
     low, high = grid.ranges(w)
@@ -169,10 +172,10 @@ def _search_rows(
 
 
 def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tensor | None) -> GroupScales:
-    """Return the best scales if scales span rows.
+    """Return the best scales for a granularity in which rows share scales.
 
-    Ranges are reduced as long as any error improves, because a single outlier can make a range many times too
-    wide.
+    Ranges are reduced again and again as long as the error of at least one scale improves, because a single
+    outlier can make a range many times too wide.
     """
 
     def loss_of(factor: Tensor) -> Tensor:

@@ -78,10 +78,10 @@ def as_published(m: int) -> Tensor:
     """Return the Hadamard matrix of the order m that other programs use, too.
 
     If m − 1 is a prime for which Paley's first construction is possible, the result is this construction with
-    a positive first column. If m / 2 − 1 is a prime for which Paley's second construction is possible, the
-    result is this construction, arranged in four blocks. In all other cases, the result is the same as the
-    result of `hadamard`. AMD Quark 0.13 has the same matrices for the orders 12, 20, 28, 36, 60, 108 and 140.
-    Its matrix of the order 40 is the Kronecker product of matrices of the orders 2 and 20.
+    a positive first column. Otherwise, if m / 2 − 1 is a prime for which Paley's second construction is
+    possible, the result is this construction, arranged in four blocks. In all other cases, the result is the
+    same as the result of `hadamard`. AMD Quark 0.13 has the same matrices for the orders 12, 20, 28, 36, 60,
+    108 and 140. Its matrix of the order 40 is the Kronecker product of matrices of the orders 2 and 20.
 
     Args:
         m: The order. It must be 40, or an order for which `has_order` is true.

@@ -1,10 +1,12 @@
-"""Online rotations in a checkpoint: functions that store their matrices and restore the rotations.
+"""Online rotations in a checkpoint. The functions store the matrices of rotations, and restore rotations when
+a checkpoint is loaded.
 
 A checkpoint has one matrix per size, ``shared_input_rotation_<size>``. It is an int8 tensor ``[size, size]``
-with values 1 and -1, and a buffer of the whole model. AMD Quark 0.13 writes and reads this form. It also
-reads an older form with one matrix per layer, ``<layer>.input_rotation``. quark computes a rotation from the
-factors of the matrix, without the matrix itself. The first forward pass of a loaded model compares the stored
-matrix with the product of these factors. If they differ, the model uses the stored matrix.
+with values 1 and -1, and it is a buffer of the whole model. AMD Quark 0.13 writes and reads this layout. AMD
+Quark also reads an older layout with one matrix per layer, ``<layer>.input_rotation``. quark multiplies
+inputs by the small factors of the matrix and does not need the matrix itself. The first forward pass of a
+loaded model compares the stored matrix with the product of these factors. If they differ, the model uses the
+stored matrix.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class RestoreRotations:
         settings: The `RotationConfig` of the checkpoint.
 
     Raises:
-        UnsupportedError: The rotations were learned, or inputs are scaled before they are rotated.
+        UnsupportedError: The rotations of the checkpoint were learned, or inputs are scaled before they are
+            rotated.
     """
 
     def __init__(self, settings: AlgoConfig) -> None:
@@ -48,7 +51,7 @@ class RestoreRotations:
         self._settings = settings
 
     def restore(self, model: nn.Module, config: QConfig) -> None:
-        """Install the rotations in a model, as `quark.checkpoint.restorers.Restorer.restore`."""
+        """Install the rotations in a model. See `quark.checkpoint.restorers.Restorer.restore`."""
         rotations: dict[int, InputRotation] = {}
         for name in self._layers(model, config):
             try:
@@ -66,7 +69,9 @@ class RestoreRotations:
             rotate_heads(model, rotated_attentions(model, attentions, rows))
 
     def place_of(self, name: str, tensor: Tensor) -> str:
-        """Return the name of a tensor in the model, as `quark.checkpoint.restorers.Restorer.place_of`."""
+        """Return the name in the model of a tensor of the checkpoint. See
+        `quark.checkpoint.restorers.Restorer.place_of`.
+        """
         is_of_a_layer = (
             name.endswith(_OF_A_LAYER) and tensor.ndim == 2
         )  # the older form has a matrix per layer, the model a matrix per size
@@ -99,12 +104,15 @@ needed.
 
 
 def buffer_name(size: int) -> str:
-    """Return the name of the matrix ``[size, size]`` in the model and in its checkpoint."""
+    """Return the name of the matrix ``[size, size]``. The name is the same in the model and in the
+    checkpoint.
+    """
     return f"shared_input_rotation_{size}"
 
 
 def keep_matrices(model: nn.Module, sizes: set[int]) -> None:
-    """Register the matrices of these sizes as buffers of a model, so that they are exported with the model.
+    """Register the matrices of the given sizes as buffers of a model, so that they are exported with the
+    model.
 
     The buffers are on the model's device.
     """
@@ -116,13 +124,14 @@ def keep_matrices(model: nn.Module, sizes: set[int]) -> None:
 
 
 def expect_matrices(model: nn.Module, rotations: Mapping[int, InputRotation]) -> None:
-    """Register buffers on the meta device, into which the matrices of a checkpoint will be loaded.
+    """Register buffers on the meta device. The matrices of a checkpoint will be loaded into these buffers.
 
     A hook checks the matrices before the first forward pass.
 
     Args:
         model: The whole model, before tensors are loaded.
-        rotations: A dictionary from block size to the rotation of all layers with this block size.
+        rotations: A dictionary from block size to rotation. All layers with the same block size share one
+            rotation.
     """
     for size in rotations:
         model.register_buffer(buffer_name(size), torch.zeros(size, size, dtype=torch.int8, device="meta"))
@@ -132,7 +141,8 @@ def expect_matrices(model: nn.Module, rotations: Mapping[int, InputRotation]) ->
 class _Arrived:
     """A forward pre-hook of the model. It checks the loaded matrices before the first forward pass.
 
-    If a loaded matrix differs from that of a rotation, the rotation uses the loaded matrix from then on.
+    If a loaded matrix differs from the matrix of a rotation, the rotation uses the loaded matrix from then
+    on.
     """
 
     def __init__(self, rotations: dict[int, InputRotation]) -> None:
@@ -151,8 +161,8 @@ def _checked(matrix: Tensor, size: int) -> Tensor:
     """Check that a loaded matrix is a Hadamard matrix, and return it in float32.
 
     Raises:
-        CheckpointError: It is not a Hadamard matrix. For example, it is uninitialized memory, because the
-            loader has only warned that the tensor is missing.
+        CheckpointError: The matrix is not a Hadamard matrix. One possible cause is that the tensor is missing
+            in the checkpoint: if the loader only logs a warning, the matrix is uninitialized memory.
     """
     float_matrix = matrix.float()
     # M Mᵀ = size · I is tested on random vectors of integers, so that sums are exact. The sums of the second

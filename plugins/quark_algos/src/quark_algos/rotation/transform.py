@@ -39,20 +39,21 @@ class Rotate(Transform):
     ``online_r1_rotation`` rotates the inputs of the layers that read the residual stream. Source: QuaRot,
     arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
 
-    Whether a rotation reduces the error depends on the format. Block formats such as MXFP4 profit from blocks
-    of similar values, and a rotation of the full width mixes the values of different blocks. A rotation
-    cannot be undone block by block. So copies of the blocks are rotated first, with all combinations of R1,
-    R2 and the online rotations, together with the later transforms of the run. The preset ``"best"`` uses the
-    combination with the smallest output error on held-out tokens, or no rotation. The preset ``"reference"``
-    applies all rotations, and logs the errors if they do not decrease. Without calibration data, there is no
-    validation, and a warning is logged. R3 changes only a quantized cache, and the copies have no such cache.
-    So R3 is always applied, with a note in the plan.
+    Whether a rotation reduces the error depends on the format. Formats with block scales, such as MXFP4, are
+    accurate if the values in a block are similar, and a rotation of the full width mixes the values of
+    different blocks. A rotation of the model cannot be undone for single decoder blocks. So copies of decoder
+    blocks are rotated first, with all combinations of R1, R2 and the online rotations, together with the
+    later transforms of the run. The preset ``"best"`` uses the combination with the smallest output error on
+    held-out tokens, or no rotation. The preset ``"reference"`` applies all rotations, and logs the errors if
+    they do not decrease. Without calibration data, there is no validation, and a warning is logged. R3
+    changes only a quantized cache, and the copies have no such cache. So R3 is always applied, and the plan
+    has a note about it.
 
     Args:
         settings: A `RotationConfig`.
 
     Raises:
-        UnsupportedError: The settings demand learned rotations, or input scales before a rotation.
+        UnsupportedError: The settings request learned rotations, or inputs that are scaled before a rotation.
     """
 
     settings: RotationConfig
@@ -68,7 +69,8 @@ class Rotate(Transform):
         self.is_validated = not settings.is_r3_alone()
 
     def alternatives(self) -> Mapping[str, Rotate]:
-        """Return transforms that apply only some of R1, R2 and the online rotations, by name.
+        """Return a dictionary from name to transform. Each transform applies only some of R1, R2 and the
+        online rotations.
 
         The result is empty for the preset "reference", which applies all rotations.
         """
@@ -77,9 +79,9 @@ class Rotate(Transform):
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
         """Return settings that name the layers whose inputs are rotated, and notes for the plan.
 
-        See `quark.algorithms.Transform.resolve_for_model`. R1 is left out if the architecture does not allow
-        it, and R3 is left out if it changes nothing. But if R1 is the only rotation, or if the user has given
-        ``scaling_layers``, R1 is not left out; `start` then raises an error.
+        See `quark.algorithms.Transform.resolve_for_model`. R3 is left out if it changes nothing. R1 is left
+        out if the architecture does not allow R1, with two exceptions: R1 is the only rotation, or the user
+        has given ``scaling_layers``. In these two cases, `start` raises an error.
         """
         facts = plan.architecture
         assert facts is not None  # a plan with transforms has one
@@ -203,7 +205,7 @@ class RotationRun(TransformRun):
 
     @torch.no_grad()
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Fold R1 and R2 into one block. Return metrics that tell which of them were applied."""
+        """Fold R1 and R2 into one block. Return metrics that state which of the two were applied."""
         if self._r1 is not None:
             user = self._user_stream
             stream = in_block(block.module, self._architecture) if user is None else user.names[block.name].resolve(block.module)
@@ -217,11 +219,13 @@ class RotationRun(TransformRun):
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Rotate the inputs of the block's layers (R4, and R1 if it is online).
 
-        Return metrics with the block size of the rotation, by full name of the layer.
+        Return a dictionary from the full name of each rotated layer to metrics with the block size of the
+        rotation.
 
-        This is done after equalization, because one channel with huge values would dominate all channels of a
-        rotated input. The error after rotation is determined by the norm of the input times the norm of the
-        weight. SmoothQuant's scale ``(max|x| / max|w|)^½`` nearly minimizes this product.
+        The inputs are rotated after equalization, because without equalization, a single channel with huge
+        values would dominate all channels of the rotated input. The norm of the input times the norm of the
+        weight determines the error after rotation. SmoothQuant's scale ``(max|x| / max|w|)^½`` nearly
+        minimizes this product.
         """
         prefix = f"{block.name}." if block.name else ""
         inside = {name: rotation for name, rotation in self._online.items() if name.startswith(prefix)}

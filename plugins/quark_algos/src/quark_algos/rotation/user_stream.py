@@ -1,7 +1,7 @@
-"""User stream: the residual stream as the user describes it in the ``scaling_layers`` of a rotation.
+"""The residual stream that the user describes in the ``scaling_layers`` of a rotation.
 
-The names are looked up in the model. A check makes sure that they name all modules that read or write the
-residual stream, and the right norm for each reader.
+The names are looked up in the model. A check makes sure that the names include all modules that read or write
+the residual stream, and the right norm for each reader.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ _KEYS, _ONLINE = ("prev_modules", "norm_module", "next_modules"), "target_module
 
 @attrs.frozen
 class Entry:
-    """One entry of ``scaling_layers``. Its names are full names.
+    """One entry of ``scaling_layers``. All names in an entry are full names.
 
-    In a name, ``layer_id`` stands for the number of a block, and ``pre_layer_id`` for the previous number.
+    In a name, ``layer_id`` stands for the number of a block, and ``pre_layer_id`` for the number of the block
+    before it.
 
     Attributes:
-        where: Position of the entry. Error messages contain it.
+        where: Position of the entry in ``scaling_layers``. Error messages contain this position.
         writers: Names of the layers that write to the residual stream. A star matches one part of a name.
         norm: Name of the norm through which the layers in ``readers`` read the stream.
         readers: Names of the layers that read the stream. A star matches one part of a name.
@@ -57,8 +58,8 @@ class Entry:
 
     @classmethod
     def read(cls, where: str, entry: Any) -> Entry:
-        """Return the entry for a dict in AMD Quark's form. Raise ConfigError if ``entry`` has another
-        form.
+        """Return the `Entry` for a dict in the format of AMD Quark. Raise ConfigError if ``entry`` has
+        another format.
         """
         if not isinstance(entry, Mapping) or any(key not in entry for key in _KEYS):
             raise ConfigError(f"rotation, {where}: an entry must be a dict with {', '.join(_KEYS)}, not {entry!r}")
@@ -76,20 +77,20 @@ class Entry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that the entry contains."""
+        """All names in this entry."""
         return (*self.writers, self.norm, *self.readers)
 
 
 def entries_of(scaling_layers: Any) -> dict[str, tuple[Entry, ...]]:
-    """Return a dictionary from each part of a rotation's ``scaling_layers`` to the entries of this part.
+    """Return the entries of a rotation's ``scaling_layers``, as a dictionary from part to entries.
 
     Args:
         scaling_layers: A dict with the keys `PARTS`, as in AMD Quark.
 
-    Returns: The entries. Empty if ``scaling_layers`` or all its parts are empty.
+    Returns: The dictionary. It is empty if ``scaling_layers`` or all its parts are empty.
 
     Raises:
-        ConfigError: ``scaling_layers`` has another form.
+        ConfigError: ``scaling_layers`` has another format.
     """
     if not scaling_layers or (isinstance(scaling_layers, Mapping) and not any(scaling_layers.values())):
         return {}
@@ -109,8 +110,8 @@ class Names:
     Names in a block are relative to the block. Names outside the blocks are full names.
 
     Attributes:
-        writers: A dictionary whose keys are the names of the projections and embeddings that write to the
-            stream.
+        writers: The names of the projections and embeddings that write to the stream. They are the keys of a
+            dictionary.
         norm_of: A dictionary from the name of each reader to the name of its norm.
     """
 
@@ -133,7 +134,8 @@ class UserStream:
     """The residual stream of one model, as the user describes it.
 
     Attributes:
-        facts: Architecture of the model. If it did not state the form of the norms, the form was measured.
+        facts: Architecture of the model. If the architecture did not state the form of the norms, the form
+            was measured and added.
         names: A dictionary from the full name of each block to the names in the block. The key ``""`` is for
             the names outside the blocks.
     """
@@ -145,10 +147,11 @@ class UserStream:
 def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture, width: int) -> UserStream | None:
     """Return the residual stream that ``scaling_layers`` describe.
 
-    Return None if ``scaling_layers`` are empty or equal those that follow from the architecture.
+    Return None if ``scaling_layers`` are empty or equal to the default for the architecture.
 
     If the architecture names all modules that read or write the residual stream, ``scaling_layers`` must name
-    all of these modules, too. If it does not, as for a model without a template, this cannot be checked.
+    all of these modules, too. If the architecture does not name them, for example because the model has no
+    template, the completeness of ``scaling_layers`` cannot be checked.
 
     Args:
         settings: The settings of the rotation.
@@ -157,11 +160,11 @@ def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture,
         width: Number of channels of the residual stream.
 
     Raises:
-        ConfigError: ``scaling_layers`` do not have AMD Quark's form, or a name does not exist in the model.
-            Or a module that reads or writes the stream is missing, has another norm in ``scaling_layers``, or
-            has another width.
-        UnsupportedError: The architecture cannot be rotated, or its blocks or the form of its norms are not
-            known.
+        ConfigError: ``scaling_layers`` do not have the format of AMD Quark, a name does not exist in the
+            model, a module that reads or writes the stream is missing, a module is listed with a wrong norm,
+            or a module does not have the width of the stream.
+        UnsupportedError: The architecture cannot be rotated, its decoder blocks are not known, or the form of
+            its norms is not known.
     """
     entries = entries_of(settings.scaling_layers)
     derived = RotationConfig.for_architecture(facts)
@@ -186,8 +189,8 @@ class _Reader:
     """Collects, for each block, the names that the entries of ``scaling_layers`` contain.
 
     Attributes:
-        names: A dictionary from the full name of each block, in order, to the names in the block. The key
-            ``""`` is for the names outside the blocks.
+        names: A dictionary from the full name of each block to the names in the block, in the order of the
+            blocks. The key ``""`` is for the names outside the blocks.
     """
 
     def __init__(self, model: nn.Module, blocks: str) -> None:
@@ -198,7 +201,7 @@ class _Reader:
         self._unread: dict[tuple[str, str], Entry] = {}
 
     def read(self, entries: Mapping[str, Sequence[Entry]], usual: frozenset[str]) -> None:
-        """Add all entries.
+        """Add the names of all entries.
 
         Names in ``usual`` may be missing in the model, because not every model has all modules of its
         architecture.
@@ -240,9 +243,9 @@ class _Reader:
                 )
 
     def _matches(self, template: str, number: int) -> Iterator[tuple[str, str]]:
-        """Yield the modules that a name matches for the block with the number ``number``.
+        """Yield the modules that match a name after ``number`` has replaced ``layer_id`` in it.
 
-        Each module is a pair: the full name of its block, and its name in the block.
+        Each module is a pair of the full name of its block and the name of the module in the block.
         """
         name = template.replace("pre_layer_id", str(number - 1)).replace("layer_id", str(number))
         inside = name.removeprefix(f"{self._blocks}.")
@@ -276,8 +279,8 @@ def _known_in_full(facts: Architecture) -> bool:
 
 
 def _see_shapes(streams: Mapping[str, Stream], width: int) -> None:
-    """Check that each block has writers and readers, and that their weights are matrices of the stream's
-    width.
+    """Check that each block has writers and readers, and that the weights of both are matrices of the
+    stream's width.
 
     Args:
         streams: Streams by full name of the block, and ``""`` for the modules outside the blocks.

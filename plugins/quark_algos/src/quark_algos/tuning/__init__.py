@@ -1,5 +1,5 @@
-"""Block-wise tuning: codes, scales and norms of a rounded block are changed so that its output error
+"""Block-wise tuning: codes, scales and norms of a rounded block are changed so that the block's output error
 decreases.
 
-Start to read at `block.TuneBlock`.
+`block.TuneBlock` is the main class.
 """

@@ -1,4 +1,4 @@
-"""AutoRound: optimizes rounding offsets and clipping with the signs of gradients (arXiv 2309.05516)."""
+"""AutoRound: optimizes rounding offsets and clipping by signed gradient descent (arXiv 2309.05516)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AutoRound(Tuning):
 
     @torch.no_grad()
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        """Tune a block, as `quark.algorithms.Tuning.tune`.
+        """Tune a block. See `quark.algorithms.Tuning.tune`.
 
         As in the paper, the block gets the codes and scales of the step with the smallest loss.
         """
@@ -64,8 +64,8 @@ class AutoRound(Tuning):
 
 
 class OffsetLayer:
-    """One layer while AutoRound optimizes it. The rounded weight is ``Q = round(W + V d)``, with the scales
-    ``α s``.
+    """The state of one layer while AutoRound optimizes the layer. The rounded weight is ``Q = round(W + V
+    d)``, with the scales ``α s``.
 
     W is the float weight, and s are the scales of round-to-nearest. V has an offset from -1/2 to 1/2 for each
     weight, and α has a factor of at most 1 for each group. V and α are optimized. d is the distance between
@@ -97,15 +97,18 @@ class OffsetLayer:
         self.leaf = self._qt
 
     def weight(self) -> Tensor:
-        """Return the current rounded weight ``[N, K]``. It is a leaf tensor that collects the gradient of one
-        step.
+        """Return the current rounded weight ``[N, K]``.
+
+        It is a leaf tensor, so that autograd can accumulate the gradient of one step in it.
         """
         self._qt, _ = self._rounded(self._offsets, self._factors)
         self.leaf = self._qt.t().contiguous().to(self._dtype).requires_grad_()
         return self.leaf
 
     def update(self, lr: float, scale_lr: float) -> None:
-        """Change offsets and factors by one step against the sign of their gradients."""
+        """Change the offsets by ``lr`` and the factors by ``scale_lr``, against the signs of their
+        gradients.
+        """
         if self.leaf.grad is None:
             return
         gradient = self.leaf.grad.t().float()
@@ -117,7 +120,7 @@ class OffsetLayer:
         self._offsets.sub_(torch.where(is_clipped, 0, gradient).sign_(), alpha=lr).clamp_(-0.5, 0.5)
 
     def state(self) -> tuple[Tensor, Tensor | None]:
-        """Return the current state. `write` can restore the codes and scales of this state."""
+        """Return the current offsets and factors. `write` can restore the codes and scales of this state."""
         return self._offsets.clone(), None if self._factors is None else self._factors.clone()
 
     def write(self, state: tuple[Tensor, Tensor | None]) -> int:
@@ -131,7 +134,7 @@ class OffsetLayer:
         return int(((before - after).abs_() > 2**-10).sum())
 
     def _rounded(self, offsets: Tensor, factors: Tensor | None) -> tuple[Tensor, GroupScales]:
-        """Return the rounded weights ``[K, N]`` for these offsets and factors, and the scales of all
+        """Return the rounded weights ``[K, N]`` for the given offsets and factors, and the scales of all
         groups.
         """
         moved = torch.addcmul(self._wt, offsets, self._distance)

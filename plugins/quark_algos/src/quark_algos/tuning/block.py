@@ -1,4 +1,4 @@
-"""TuneBlock: reduces the output error of a rounded block by gradient descent."""
+"""`TuneBlock`: reduces the output error of a rounded block by gradient descent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TuneBlock(Tuning):
 
     It reports four metrics for a block. ``epochs`` is the number of epochs. ``first_loss`` and ``last_loss``
     are the mean relative squared errors of the output in the first and in the last epoch, weighted with the
-    factors of `RoundedBlock.channels`. ``codes`` is the share of codes that differ from those that the
+    factors of `RoundedBlock.channels`. ``codes`` is the share of codes that differ from the codes that the
     rounding algorithm chose.
 
     Args:
@@ -41,7 +41,7 @@ class TuneBlock(Tuning):
 
     @torch.no_grad()
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        """Tune a block, as `quark.algorithms.Tuning.tune`."""
+        """Tune a block. See `quark.algorithms.Tuning.tune`."""
         settings = self._settings
         samples = fitted(block)
         if not samples:
@@ -70,7 +70,7 @@ class TuneBlock(Tuning):
 
 @attrs.frozen(eq=False)
 class Fitted:
-    """A sample, with the positions of its fitted tokens (``own``) and of its held-out tokens."""
+    """A sample, the positions of its fitted tokens (``own``), and the positions of its held-out tokens."""
 
     sample: Sample
     own: Tensor
@@ -78,7 +78,7 @@ class Fitted:
 
 
 def fitted(block: RoundedBlock) -> list[Fitted]:
-    """Return the samples of a block that have tokens to fit, with the positions of these tokens."""
+    """Return those samples of a block that have tokens to fit, and the positions of these tokens."""
     found = []
     for sample in block.samples:
         own, held_out = (mask.nonzero().squeeze(1) for mask in (~sample.is_held_out, sample.is_held_out))
@@ -88,11 +88,12 @@ def fitted(block: RoundedBlock) -> list[Fitted]:
 
 
 def dtype_of_products(name: str, samples: Sequence[Fitted]) -> torch.dtype:
-    """Return the dtype for the setting ``compute_dtype``, which is ``name``. "auto" depends on the device of
-    the samples.
+    """Return the dtype for ``name``, a value of the setting ``compute_dtype``.
 
-    On a CPU with AVX-512 or SVE, torch multiplies bfloat16 efficiently. On a CPU with only AVX2, bfloat16
-    takes several times as long as float32.
+    The dtype for ``"auto"`` depends on the device of the samples.
+
+    On a CPU with AVX-512 or SVE, torch computes products in bfloat16 efficiently. On a CPU with only AVX2,
+    they take several times as long as in float32.
     """
     if name != "auto":
         return torch.bfloat16 if name == "bfloat16" else torch.float32
@@ -101,10 +102,10 @@ def dtype_of_products(name: str, samples: Sequence[Fitted]) -> torch.dtype:
 
 
 class BlockState:
-    """The parameters of a block while it is tuned: weights of layers, and vectors such as norm weights.
+    """The parameters of a block during tuning: weights of layers, and vectors such as norm weights.
 
-    If there are factors for ``channels``, the loss is the mean relative error of the tokens. If not, it is
-    the mean squared error.
+    If the block has factors for ``channels``, the loss is the mean relative error of the tokens. Otherwise it
+    is the mean squared error.
     """
 
     def __init__(
@@ -117,7 +118,8 @@ class BlockState:
         self._dtype = None if dtype is torch.float32 else dtype
 
     def backward(self, block: RoundedBlock, fitted: Fitted, share: int) -> Tensor:
-        """Add the gradient of a sample's loss, divided by ``share``, to the gradients.
+        """Compute the gradient of a sample's loss, divide it by ``share``, and add it to the stored
+        gradients.
 
         Return a tensor ``[2]`` with the loss and the error of the held-out tokens.
         """
@@ -137,8 +139,8 @@ class BlockState:
     def _output(self, block: RoundedBlock, sample: Sample) -> Tensor:
         """Return the output of a block for a sample.
 
-        If the code of the block does not run in the dtype of the settings, the model's dtype is used from
-        then on.
+        If the code of the block fails in the dtype of the settings, this call and all later calls use the
+        model's dtype.
         """
         if self._dtype is not None:
             try:
@@ -167,7 +169,7 @@ class BlockState:
     def write(self, block: RoundedBlock, state: tuple[Sequence[Any], Sequence[Tensor]]) -> float:
         """Store the codes, scales and vectors of a state in the block.
 
-        Return the share of codes that differ from those that the rounding algorithm chose.
+        Return the share of codes that differ from the codes that the rounding algorithm chose.
         """
         layers, vectors = state
         changed = sum(layer.write(own) for layer, own in zip(self._layers.values(), layers, strict=True))
@@ -177,7 +179,7 @@ class BlockState:
 
 
 class _Vector:
-    """A norm weight or bias that is tuned. Its change is measured in units of its mean magnitude."""
+    """A norm weight or bias that is tuned. The step size is relative to the mean magnitude of the vector."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self._first = parameter.detach().clone()
@@ -198,14 +200,14 @@ class _Vector:
 
 
 def _does_harm(errors: Sequence[float], patience: int) -> bool:
-    """Return whether the last ``patience`` epochs had larger errors than the first one."""
+    """Return whether each of the last ``patience`` epochs had a larger error than the first epoch."""
     return len(errors) > patience and min(errors[-patience:]) > errors[0]
 
 
 def means(losses: Sequence[Tensor]) -> tuple[float, float]:
     """Return the mean of the first elements and the mean of the second elements of vectors ``[2]``.
 
-    The host waits for the device only once.
+    The values are copied from the device to the host all at once.
     """
     first, second = zip(*torch.stack(list(losses)).tolist(), strict=True)
     return sum(first) / len(first), sum(second) / len(second)

@@ -1,4 +1,6 @@
-"""Settings of ``tuning`` and ``autoround``, the algorithms that tune a rounded block by its output error."""
+"""Settings of ``tuning`` and ``autoround``. These algorithms tune a rounded block to reduce its output
+error.
+"""
 
 from __future__ import annotations
 
@@ -32,26 +34,28 @@ With twice as many steps, the KL divergence of two real models is 6 % higher. Wi
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class TuningConfig(AlgoConfig):
-    """Settings of ``tuning``: a few steps of gradient descent that start from the result of a rounding.
+    """Settings of ``tuning``: a few steps of gradient descent that start from the result of a rounding
+    algorithm.
 
-    Tuning can follow any rounding, such as GPTQ, AWQ or round-to-nearest.
+    Tuning can follow any rounding algorithm, such as GPTQ, AWQ or round-to-nearest.
 
     Attributes:
         epochs: Number of times that tuning uses each calibration sample.
         batch_size: Number of calibration batches for each step. If it is None, it is chosen so that an epoch
             has at most `MOST_STEPS` steps.
-        rounding: Whether to tune, for each weight, the choice between two neighbouring values.
+        rounding: Whether to tune the codes. For each weight, tuning chooses between two neighbouring grid
+            values.
         scales: Whether to tune the scales of weights. Scales are tuned only if the format stores them with
             enough precision.
         norms: Whether to tune norm weights and biases.
-        lr: Step size of the rounding, in units of the distance between two neighbouring values. Like
+        lr: Step size for the codes, in units of the distance between two neighbouring grid values. Like
             ``scale_lr`` and ``norm_lr``, it decreases linearly to 0.
         scale_lr: Step size of scales, relative to the scale.
         norm_lr: Step size of norm weights and biases, relative to their mean magnitude.
-        margin: Minimum distance between a weight and the threshold between two values at the start, in units
-            of the distance of these values. It is from 0 to 0.5.
+        margin: Minimum distance, at the start, between a weight and the rounding threshold between two grid
+            values. It is in units of the distance between the two grid values, from 0 to 0.5.
         target: The target of the block's output. ``"model"`` means the hidden states of the float model.
-            ``"block"`` means the output of the float block for the input that it gets in the quantized model.
+            ``"block"`` means the output of the float block for the input of the block in the quantized model.
         compute_dtype: Dtype of matrix products while a block is tuned: ``"bfloat16"``, ``"float32"`` or
             ``"auto"``. ``"auto"`` means bfloat16, except on a CPU without vector instructions for bfloat16.
         patience: Tuning stops if this many consecutive epochs have a larger held-out error than the first
