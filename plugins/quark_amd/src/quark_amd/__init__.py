@@ -1,1 +1,3 @@
-"""AMD Quark's public interface: its import paths, and the parts that quark-core does not have."""
+"""AMD Quark's public API: the import paths of AMD Quark, and the classes and functions that quark-core does
+not have.
+"""

@@ -1,6 +1,6 @@
 """Modules and names of AMD Quark's public API that this project does not have.
 
-If a program imports such a module or name, an error names a replacement.
+If a program imports one of them, it gets an error whose message names a replacement.
 """
 
 from __future__ import annotations
@@ -100,11 +100,12 @@ def refuse_absent_module(name: str) -> None:
 
 
 def refuse_absent(module: str, name: str) -> None:
-    """Raise an error if ``name`` is a name of AMD Quark's public API that this project does not support.
+    """Raise an error if ``name`` is in AMD Quark's public API but is not supported by this project.
 
     Raises:
         NotOfferedError: (an ImportError) A program imports the name.
-        AttributeError: A program reads the name in another way. This makes ``hasattr`` work.
+        AttributeError: A program accesses the name in another way than by an import. For example, ``hasattr``
+            then returns False.
     """
     if name in _NAMES:
         message = f"{module}.{name} of AMD Quark is not here: {_NAMES[name]} ({PAGE})"

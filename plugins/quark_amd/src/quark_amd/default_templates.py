@@ -1,4 +1,4 @@
-"""The registered templates as plain dictionaries, as in AMD Quark's template module."""
+"""The registered templates as plain dictionaries, in the same format as in AMD Quark's template module."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _KEYS = (*PATTERNS, "f2f_weight_converters")
 
 
 class _DefaultTemplates(Mapping[str, dict[str, Any]]):
-    """A mapping from model type to the registered template, in the form that `template_from_dict` accepts.
+    """A mapping from model type to a dictionary that describes the registered template. `template_from_dict`
+    accepts such a dictionary.
 
-    Templates are loaded when they are accessed.
+    A template is loaded when a program accesses its entry.
     """
 
     def __getitem__(self, model_type: str) -> dict[str, Any]:
@@ -50,7 +51,9 @@ DEFAULT_TEMPLATES: Mapping[str, dict[str, Any]] = _DefaultTemplates()
 
 
 def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplate:
-    """Return the template that an entry of `DEFAULT_TEMPLATES` describes, with the settings of algorithms."""
+    """Return the template that ``config``, an entry of `DEFAULT_TEMPLATES`, describes. The template includes
+    settings of algorithms.
+    """
     entry = {"gate_up_layers_name": None, "f2f_weight_converters": None, **config}
     settings = {name: get_algo_config(name, model_type) for name in get_supported_algorithm_types()}
     return LLMTemplate(model_type, **{name: entry[name] for name in _KEYS}, algorithm_configs=settings)
@@ -59,9 +62,9 @@ def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplat
 def projection_base(config: QConfig, pattern: str) -> QLayerConfig:
     """Return the configuration that AMD Quark guesses for the projections that ``pattern`` matches.
 
-    This is the first entry of ``layer_quant_config`` whose pattern has the same ending or contains a word of
-    attention. If there is none, it is the global configuration. Templates do not guess: they use
-    `projections.base_for`.
+    The result is the first entry of ``layer_quant_config`` whose pattern has the same ending as ``pattern``
+    or contains a word for attention. If there is no such entry, the result is the global configuration.
+    Templates of this project do not guess. They use `projections.base_for`.
     """
     leaf = pattern.rpartition(".")[2].strip("*")
     named = (

@@ -1,6 +1,6 @@
 """The configuration classes for exports in AMD Quark's public API.
 
-`ModelExporter` and readers accept them.
+`ModelExporter` accepts them. Functions that read a checkpoint accept `JsonExporterConfig`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ __all__ = ["ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig"]
 class JsonExporterConfig:
     """Layout of a safetensors export, which is stored as the block ``export`` of ``quantization_config``.
 
-    Unknown keys, which a later version may add, are stored in ``extra``, since readers pass the whole block
-    as keyword arguments.
+    The constructor gets the whole block as keyword arguments. A later version may add keys. Keys that are
+    unknown are stored in ``extra``.
 
     Attributes:
-        weight_merge_groups: Groups of weights that share one scale, as in AMD Quark. This has no effect
-            except a warning, since an export cannot merge scales. Set ``shared_scale_groups`` of a `QConfig`
-            instead.
+        weight_merge_groups: Groups of weights that share one scale, as in AMD Quark. An export cannot merge
+            scales, so this field only causes a warning. Set ``shared_scale_groups`` of a `QConfig` instead.
         kv_cache_group: Patterns of the key and value projections.
         min_kv_scale: Smallest scale of the KV cache.
         weight_format: ``"real_quantized"`` to store codes, or ``"fake_quantized"`` to store rounded values.
@@ -57,7 +56,7 @@ class JsonExporterConfig:
         self.__attrs_init__(groups, list(value_of(values, "kv_cache_group", list, ())), min_kv_scale, weight_format, pack_method, unknown)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the block ``export``, which has exactly the five keys that readers accept."""
+        """Return the block ``export``. It has exactly the five keys that AMD Quark's readers accept."""
         return {a.name: getattr(self, a.name) for a in attrs.fields(type(self)) if a.name != "extra"}
 
 

@@ -1,4 +1,4 @@
-"""The finder of AMD Quark's public modules.
+"""The import finder for AMD Quark's public modules.
 
 These modules have no source files: `quark_amd.import_paths` and the exports of plugins define their names.
 `quark.torch` finds this module through the entry point of quark-amd.
@@ -36,9 +36,9 @@ def load(module: str, name: str) -> Any:
     The module caches the object.
 
     Raises:
-        AttributeError: There is no such name.
-        MissingPluginError: (an ImportError) There is no such name, and a distribution of this project is not
-            active. The message has the fix.
+        AttributeError: The module has no such name.
+        MissingPluginError: (an ImportError) The name does not exist, and a distribution of this project that
+            may define it is not active. The message states the fix.
         NotOfferedError: (an ImportError) The program imports a name that AMD Quark has, but this project does
             not. The message names a replacement.
     """
@@ -60,7 +60,7 @@ def load(module: str, name: str) -> Any:
 
 
 def public_names(module: str) -> list[str]:
-    """Return the sorted names of a public module. They are used for its ``__dir__`` and ``__all__``."""
+    """Return the sorted names of a public module. The ``__dir__`` and ``__all__`` of the module use them."""
     names = {name for name in NAMES.get(module, ()) if not name.startswith("_")}
     if module in IN_EXAMPLES:
         names |= set(_example(module).__all__)
@@ -74,7 +74,7 @@ def public_names(module: str) -> list[str]:
 
 
 def refuse_incomplete(name: str) -> None:
-    """Raise an error for an unknown name if an inactive distribution of this project may be the cause.
+    """Raise an error if ``name`` may be unknown only because a distribution of this project is not active.
 
     Raises:
         MissingPluginError: (an ImportError) A distribution is not installed, an environment variable leaves
@@ -89,9 +89,10 @@ def refuse_incomplete(name: str) -> None:
 
 
 def _of_a_plugin(module: str, name: str) -> Any:
-    """Return the object that a plugin provides under a public name, or the public submodule of this name.
+    """Return the object that a plugin provides under the public name ``name``, or the public submodule of
+    this name.
 
-    It raises the same errors as `load`.
+    This function raises the same errors as `load`.
     """
     near = None
     if module in WITH_NAMES_OF_PLUGINS:
@@ -114,7 +115,8 @@ def _of_a_plugin(module: str, name: str) -> Any:
 
 
 def _modules_of_plugins() -> Mapping[str, Mapping[str, Reference]]:
-    """Return the modules that plugins provide, as module → name → reference.
+    """Return the modules that plugins provide, as a dictionary from module to a dictionary from name to
+    reference.
 
     A name is left out if several records use it for different objects.
     """
@@ -126,9 +128,9 @@ def _modules_of_plugins() -> Mapping[str, Mapping[str, Reference]]:
 
 
 def _exports() -> dict[tuple[str, str], set[Reference]]:
-    """Return the sorted exports of plugins, as (module, name) → references.
+    """Return the exports of plugins in sorted order, as a dictionary from (module, name) to references.
 
-    Plain names have an empty module.
+    For a name that is exported without a module, the module in the key is an empty string.
     """
     from quark.plugins.catalog import catalog  # plugins are read only when their names are asked for
     from quark.plugins.registry import unreplaced
@@ -168,8 +170,8 @@ def find_spec(name: str) -> ModuleSpec | None:
     """Return the specification of a public module, or None if there is no such module.
 
     Raises:
-        MissingPluginError: (an ImportError) There is no such module, and the cause may be an inactive
-            distribution of this project.
+        MissingPluginError: (an ImportError) The module does not exist, and the cause may be that a
+            distribution of this project is not active.
         NotOfferedError: (an ImportError) AMD Quark has the module, but this project does not. The message
             names a replacement.
     """
@@ -191,7 +193,7 @@ class PublicModules:
         """Return None, so that Python creates the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill a new module with functions that load names when they are accessed."""
+        """Add functions to a new module that load a name when a program accesses the name."""
         name = module.__name__
         module.__doc__ = f"AMD Quark's public module `{name}`: its names are objects of this project and of plugins."
         module.__dict__.update(__getattr__=lambda attribute: load(name, attribute), __dir__=lambda: public_names(name))

@@ -1,4 +1,4 @@
-"""The names in AMD Quark's public modules, each with a reference to the object in this project.
+"""The names in AMD Quark's public modules. Each name has a reference to an object of this project.
 
 `quark_amd.finder` creates the modules.
 """
@@ -12,7 +12,7 @@ __all__ = ["IN_EXAMPLES", "NAMES", "WITH_NAMES_OF_PLUGINS"]
 
 
 def _of(module: str, *names: str, **renamed: str) -> dict[str, str]:
-    """Return a dictionary from AMD Quark's name to the reference ``"module:attribute"`` in this project."""
+    """Return a dictionary from a name in AMD Quark to a reference ``"module:attribute"`` in this project."""
     return {name: f"{module}:{name}" for name in names} | {name: f"{module}:{ours}" for name, ours in renamed.items()}
 
 

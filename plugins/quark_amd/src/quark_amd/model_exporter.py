@@ -1,4 +1,6 @@
-"""AMD Quark's exporter class of older releases, and its functions that write ONNX and GGUF files."""
+"""The exporter class of older releases of AMD Quark, and AMD Quark's functions that write ONNX and GGUF
+files.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ __all__ = ["ModelExporter", "export_gguf", "export_onnx"]
 
 
 class ModelExporter:
-    """AMD Quark's exporter class of older releases.
+    """The exporter class of older releases of AMD Quark.
 
     Args:
         config: The export configuration. If it is a path, it is used as ``export_dir``.
@@ -43,14 +45,15 @@ class ModelExporter:
         overwrite: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Write a checkpoint in the form of Hugging Face, with a tokenizer if ``tokenizer`` is given.
+        """Write a checkpoint in Hugging Face's layout. If ``tokenizer`` is given, it is saved, too.
 
         Args:
             model: A quantized model.
-            quant_config: This argument of AMD Quark has no effect, since the model has its configuration.
-            custom_mode: Name of an exporter.
+            quant_config: An argument of AMD Quark. It has no effect, because a quantized model stores its
+                configuration.
+            custom_mode: Name of the exporter that is used.
             tokenizer: Tokenizer to save beside the weights.
-            overwrite: As for `export_safetensors`.
+            overwrite: As in `export_safetensors`.
             kwargs: Arguments of older releases of AMD Quark. They have no effect.
         """
         json_config = self.config.json_export_config
@@ -87,22 +90,24 @@ class ModelExporter:
 
         Args:
             model: A quantized model.
-            input_args: Example inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments.
-                None means token ids (only for transformers models).
-            input_names: Names of the inputs, in order. If empty, the configuration's names are used, or else
-                the names in the model's ``forward``.
-            output_names: Names of the outputs, in order. If empty, the configuration's names are used, or
-                else the exporter's.
+            input_args: Example inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments. If
+                it is None, the example inputs are token ids, which is possible only for transformers models.
+            input_names: Names of the inputs, in order. If it is empty, the names in the export configuration
+                are used. If that has no names either, the names of the arguments of the model's ``forward``
+                are used.
+            output_names: Names of the outputs, in order. If it is empty, the names in the export
+                configuration are used. If that has no names either, the exporter chooses names.
             verbose: Whether torch prints its progress.
-            opset_version: Version of the ONNX operators. If None, the configuration's version is used, or
-                else the exporter's default.
-            do_constant_folding: This has no effect: constants are always folded.
-            operator_export_type: This has no effect: the file uses ONNX operators and functions of them.
-            uint4_int4_flag: This has no effect: codes of 4 bits are always stored in 4 bits.
+            opset_version: Version of the ONNX operators. If it is None, the version in the export
+                configuration is used. If that has no version either, the exporter's default is used.
+            do_constant_folding: It has no effect, because constants are always folded.
+            operator_export_type: It has no effect, because the file always uses ONNX operators and functions
+                that consist of ONNX operators.
+            uint4_int4_flag: It has no effect, because 4-bit codes are always stored in 4 bits.
 
         Raises:
-            UnknownNameError: No installed plugin registers one.
-            UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
+            UnknownNameError: No installed plugin registers the exporter ``onnx``.
+            UnsupportedError: The model cannot be traced, or a quantizer cannot be expressed in ONNX.
         """
         configured = self.config.onnx_export_config or OnnxExporterConfig()
         own = {
@@ -118,18 +123,18 @@ class ModelExporter:
     def export_gguf_model(self, model: nn.Module, tokenizer_path: str | Path | None, model_type: str) -> None:
         """Write a GGUF file with the exporter that is registered as ``gguf``.
 
-        The file is ``<model_type>.gguf``, or ``model.gguf`` without a type.
+        The file name is ``<model_type>.gguf``, or ``model.gguf`` if ``model_type`` is empty.
 
         Args:
             model: A quantized model.
-            tokenizer_path: Directory of the tokenizer, or a file in it. None means the tokenizer of the float
-                checkpoint.
+            tokenizer_path: Directory of the tokenizer, or a file in this directory. If it is None, the
+                tokenizer of the float checkpoint is used.
             model_type: The model's ``config.model_type``, or an empty string.
 
         Raises:
-            UnknownNameError: No installed plugin registers one.
-            ConfigError: The model has another type.
-            CheckpointError: There is no tokenizer, or it is damaged.
+            UnknownNameError: No installed plugin registers the exporter ``gguf``.
+            ConfigError: The configuration of the model has another type than ``model_type``.
+            CheckpointError: The tokenizer is missing or damaged.
         """
         config: Any = getattr(model, "config", None)
         if model_type and model_type != getattr(config, "model_type", model_type):
@@ -161,20 +166,21 @@ def export_onnx(
 
     Args:
         model: A quantized model.
-        output_dir: As in `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
+        output_dir: As in `quark.checkpoint.export_safetensors`. A checkpoint in this directory is not
+            removed.
         input_args: As in `ModelExporter.export_onnx_model`.
         opset_version: As in `ModelExporter.export_onnx_model`.
         input_names: As in `ModelExporter.export_onnx_model`.
         output_names: As in `ModelExporter.export_onnx_model`.
         verbose: As in `ModelExporter.export_onnx_model`.
-        do_constant_folding: Without effect.
-        operator_export_type: Without effect.
-        uint4_int4_flag: Without effect.
-        dynamo: Without effect: models are always traced by `torch.export`.
+        do_constant_folding: It has no effect.
+        operator_export_type: It has no effect.
+        uint4_int4_flag: It has no effect.
+        dynamo: It has no effect, because `torch.export` always traces the model.
 
     Raises:
-        UnknownNameError: No installed plugin registers the exporter.
-        UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
+        UnknownNameError: No installed plugin registers the exporter ``onnx``.
+        UnsupportedError: The model cannot be traced, or a quantizer cannot be expressed in ONNX.
     """
     ModelExporter(export_dir=output_dir).export_onnx_model(model, input_args, input_names, output_names, verbose, opset_version)
 
@@ -184,11 +190,12 @@ def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", 
 
     Args:
         model: A quantized model.
-        output_dir: As in `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
+        output_dir: As in `quark.checkpoint.export_safetensors`. A checkpoint in this directory is not
+            removed.
         model_type: As in `ModelExporter.export_gguf_model`.
         tokenizer_path: As in `ModelExporter.export_gguf_model`.
 
     Raises:
-        UnknownNameError: No installed plugin registers the exporter.
+        UnknownNameError: No installed plugin registers the exporter ``gguf``.
     """
     ModelExporter(export_dir=output_dir).export_gguf_model(model, tokenizer_path, model_type)

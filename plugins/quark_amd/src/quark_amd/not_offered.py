@@ -1,6 +1,6 @@
 """Functions of AMD Quark's public API that this project does not have.
 
-A program can import them, but a call raises an error that names a replacement.
+A program can import these functions. A call raises an error whose message names a replacement.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ move_quantizer_to_dict = not_offered("tensor-parallel evaluation", "evaluate the
 
 @attrs.define
 class RuntimeOptions:
-    """AMD Quark's options of native inference.
+    """Options for native inference in AMD Quark.
 
     `quark.runs.ModelQuantizer.freeze` accepts these options and ignores them.
 
     Attributes:
-        native_linear_mode: Kind of native linear layer. It has no effect.
-        use_preshuffle: It has no effect.
-        svdquant_overlap_streams: It has no effect.
+        native_linear_mode: The kind of native linear layer. This field has no effect.
+        use_preshuffle: This field has no effect.
+        svdquant_overlap_streams: This field has no effect.
     """
 
     native_linear_mode: str = "auto"

@@ -1,4 +1,4 @@
-"""AMD Quark's functions that save and load a model as two parameter files."""
+"""AMD Quark's functions that save a model as two files and load it again."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ def save_params(
     Args:
         model: A quantized model.
         model_type: Name of the files, such as ``"llama"``.
-        args: Arguments of FX graph mode. They have no effect.
-        kwargs: These have no effect.
-        export_dir: Directory of the files, which is created if it is missing. None means the temporary
-            directory.
-        quant_mode: Must be eager mode.
+        args: An argument of AMD Quark for FX graph mode. It has no effect.
+        kwargs: An argument of AMD Quark for FX graph mode. It has no effect.
+        export_dir: Directory of the files. It is created if it does not exist. None means the system's
+            directory for temporary files.
+        quant_mode: The mode. It must be eager mode.
         compressed: Whether to store codes instead of rounded values.
-        reorder: Whether 4-bit codes are stored in the order ``"reorder"`` instead of ``"order"``.
+        reorder: Whether 4-bit codes are stored in the order ``"reorder"``. If it is False, the order is
+            ``"order"``.
 
     Raises:
         UnsupportedError: The model was quantized in FX graph mode.
         ConfigError: (a ValueError) The model is not quantized, or ``model_type`` is not a file name.
-        OutputError: One of the files exists.
+        OutputError: One of the files exists already.
     """
     if quant_mode is not QuantizationMode.eager_mode:
         raise UnsupportedError(_GRAPHS)
@@ -90,13 +91,13 @@ def load_params(
         model: A float model of the same structure.
         json_path: The file with the configuration.
         safetensors_path: The file with the tensors.
-        pth_path: Argument of FX graph mode. It is not supported.
-        quant_mode: Must be eager mode.
-        compressed: This has no effect, since the files have this information.
-        reorder: This has no effect, since the files have this information.
+        pth_path: An argument of AMD Quark for FX graph mode. It is not supported.
+        quant_mode: The mode. It must be eager mode.
+        compressed: It has no effect, because the files contain this information.
+        reorder: It has no effect, because the files contain this information.
 
     Raises:
-        UnsupportedError: FX graph mode.
+        UnsupportedError: The arguments are for FX graph mode.
         ConfigError: (a ValueError) No model is given.
         CheckpointError: A file is missing, or `import_model_from_safetensors` raises this error.
     """

@@ -1,4 +1,8 @@
-"""AMD Quark's module ``quant_config_parser``: configurations of layers, and of checkpoints of other tools."""
+"""AMD Quark's module ``quant_config_parser``.
+
+It returns the configuration of a layer, and reads the configurations of checkpoints that other tools have
+written.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +29,16 @@ _CACHE = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", observer_cls="Per
 
 
 def get_layer_quant_config(quant_config: QConfig, layer_type: type[nn.Module], layer_name: str) -> QLayerConfig | None:
-    """Return the configuration of the layer ``layer_name``, or None if the layer stays float.
+    """Return the configuration of the layer ``layer_name``, or None if the layer is not quantized.
 
-    This calls `quark.models.plan.rules.layer_config_for`.
+    This function calls `quark.models.plan.rules.layer_config_for`.
     """
     return layer_config_for(quant_config, layer_name, layer_type).config
 
 
 class QuantConfigParser:
-    """AMD Quark's class that reads the ``quantization_config`` of other tools for transformers.
+    """AMD Quark's class that reads the ``quantization_config`` that another tool has written for
+    transformers.
 
     Args:
         quant_config: The configuration of a model.
@@ -46,7 +51,7 @@ class QuantConfigParser:
 
     @property
     def kv_cache_group(self) -> list[str]:
-        """Patterns of the projections that feed the KV cache."""
+        """Patterns for the names of the projections whose outputs are stored in the KV cache."""
         return self.json_config.kv_cache_group
 
     @property
@@ -55,7 +60,10 @@ class QuantConfigParser:
         return self.quant_config.global_quant_config.output_tensors is not None
 
     def get_custom_config(self) -> tuple[dict[str, Any], str]:
-        """Return an empty dictionary instead of another tool's ``quantization_config``, and "quark"."""
+        """Return an empty dictionary and ``"quark"``.
+
+        In AMD Quark, the dictionary may be the ``quantization_config`` of another tool.
+        """
         return {}, _OURS
 
     @staticmethod
@@ -65,13 +73,19 @@ class QuantConfigParser:
         is_kv_cache: bool = False,
         kv_layers_name: Sequence[str] | None = None,
     ) -> QConfig:
-        """Read a ``quantization_config`` of this project, or of a uniform layout such as ``fp8`` and ``awq``.
+        """Read the ``quantization_config`` of a checkpoint that this project or another tool has written.
+
+        A layout of another tool, such as ``fp8`` or ``awq``, must quantize all layers in the same way.
 
         Args:
-            quant_config: The ``quantization_config`` of ``config.json``. ``"quant_method"`` names the tool.
-            is_bias_quantized: Whether biases are quantized like weights. Other tools do not store this.
-            is_kv_cache: Whether the KV cache is FP8 with one scale. Other tools do not store this either.
-            kv_layers_name: Patterns of the projections that feed the KV cache.
+            quant_config: The ``quantization_config`` of ``config.json``. The value of ``"quant_method"`` is
+                the name of the tool.
+            is_bias_quantized: Whether biases are quantized like weights. Other tools do not store this
+                information.
+            is_kv_cache: Whether the KV cache is stored in FP8 with one scale. Other tools do not store this
+                information.
+            kv_layers_name: Patterns for the names of the projections whose outputs are stored in the KV
+                cache.
 
         Raises:
             UnsupportedError: (a NotImplementedError) The layers may be quantized in different ways, or no

@@ -283,7 +283,8 @@ def _see_shapes(streams: Mapping[str, Stream], width: int) -> None:
     stream's width.
 
     Args:
-        streams: Streams by full name of the block, and ``""`` for the modules outside the blocks.
+        streams: A dictionary from the full name of each block to its stream. The key ``""`` is for the
+            modules outside the blocks.
         width: Number of channels of the residual stream.
 
     Raises:
@@ -306,7 +307,8 @@ def _see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Str
     Args:
         model: The whole model.
         facts: The architecture of the model. It must name all writers and readers (`_known_in_full`).
-        streams: Streams by full name of the block, and ``""`` for the modules outside the blocks.
+        streams: A dictionary from the full name of each block to its stream. The key ``""`` is for the
+            modules outside the blocks.
 
     Raises:
         ConfigError: A module is missing, is listed with another norm, or does not read or write the stream.

@@ -117,6 +117,6 @@ class AutoRoundConfig(AlgoConfig):
     compute_dtype: str = attrs.field(default="auto", validator=validators.in_(DTYPES))
 
     def resolved(self) -> Self:
-        """Return the settings with numbers for ``lr`` and ``minmax_lr``."""
+        """Return a copy of the settings in which numbers replace None for ``lr`` and ``minmax_lr``."""
         lr = self.lr or 1 / self.iters
         return attrs.evolve(self, lr=lr, minmax_lr=self.minmax_lr or lr)

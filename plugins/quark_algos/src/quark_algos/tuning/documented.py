@@ -1,6 +1,6 @@
-"""Block tuning under AMD Quark's names: settings classes, and a function and a processor that tune a model.
+"""Block tuning under the names of AMD Quark: settings classes, a function and a processor that tune a model.
 
-The settings have the fields of AMD Quark's classes. The model must be quantized.
+The settings classes have the fields of AMD Quark's classes. The model to tune must already be quantized.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ __all__ = ["AutoRoundConfig", "AutoRoundProcessor", "BlockwiseJointTuningConfig"
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AutoRoundConfig(config.AutoRoundConfig):
-    """Settings of AutoRound, with two more fields of AMD Quark's class that have no effect here.
+    """Settings of AutoRound, with two additional fields for compatibility with AMD Quark. These fields have
+    no effect.
 
-    The layers follow from the model's family.
+    The layers are chosen by the model's family.
 
     Attributes:
         inside_layer_modules: This field has no effect.
@@ -44,7 +45,7 @@ class AutoRoundConfig(config.AutoRoundConfig):
 
 
 def _name(_: str) -> str:
-    """Return the registered name of the algorithm of these settings, whatever name is given."""
+    """Return the registered name of the algorithm ``tuning``. The argument is ignored."""
     return "tuning"
 
 
@@ -56,8 +57,8 @@ def _name(_: str) -> str:
 class BlockwiseTuningConfig(config.TuningConfig):
     """Settings of block tuning, with the fields of AMD Quark's class.
 
-    Of AMD Quark's fields, only ``epochs`` has an effect. Step sizes are relative here, so they have other
-    names.
+    Of AMD Quark's fields, only ``epochs`` has an effect. The step sizes of this project are relative, unlike
+    those of AMD Quark, so they have other names.
 
     Attributes:
         weight_lr: This field has no effect. Set ``lr``, ``scale_lr`` and ``norm_lr`` instead.
@@ -111,7 +112,8 @@ def blockwise_tuning_algo(
 ) -> nn.Module:
     """Quantize ``model`` again, with block tuning, and return it.
 
-    A copy of the float model is quantized with the algorithms that were used for ``model``, and then tuned.
+    A copy of the float model is quantized with the algorithms that were used for ``model``. Then the copy is
+    tuned, and ``model`` gets the result.
 
     Args:
         fp_model: The float model. It is not changed.
@@ -123,7 +125,7 @@ def blockwise_tuning_algo(
 
     Raises:
         ConfigError: (a ValueError) ``model`` has not been quantized.
-        QuarkError: The other errors are those of `quark.runs.ModelQuantizer.quantize_model`.
+        QuarkError: Any error of `quark.runs.ModelQuantizer.quantize_model`.
     """
     if blockwise_tuning_config is None:
         return model
@@ -138,11 +140,11 @@ def blockwise_tuning_algo(
 
 
 class AutoRoundProcessor:
-    """Tunes a quantized model. The arguments are those of `blockwise_tuning_algo`."""
+    """Tunes a quantized model. The arguments are the same as for `blockwise_tuning_algo`."""
 
     def __init__(self, fp_model: nn.Module, model: nn.Module, algo_config: AlgoConfig, data_loader: Iterable[Any]) -> None:
         self.fp_model, self.model, self.config, self.data_loader = fp_model, model, algo_config, data_loader
 
     def apply(self) -> None:
-        """Tune the model in place. The errors are those of `blockwise_tuning_algo`."""
+        """Tune the model in place. This method raises the same errors as `blockwise_tuning_algo`."""
         blockwise_tuning_algo(self.fp_model, self.model, self.config, dataloader=self.data_loader)

@@ -1,5 +1,6 @@
-"""TunedLayer: the codes and scales of one layer while it is tuned. Adam: an optimizer for the other
-parameters.
+"""Classes for the parameters of a block during tuning.
+
+`TunedLayer` has the codes and scales of one layer, and `Adam` optimizes one tensor.
 
 A tuned weight is one of two neighbouring grid values. Adam optimizes the scales, norms and biases of a block.
 """
@@ -45,14 +46,16 @@ class Adam:
 
 
 class TunedLayer:
-    """One layer while it is tuned. For each weight, tuning chooses between two neighbouring grid values.
+    """The state of one layer during tuning. For each weight, tuning chooses between two neighbouring grid
+    values.
 
-    q is the value that the rounding chose for the float weight w, and q' is the neighbour of q on the side of
-    w. A latent variable v chooses between them: if v is positive, the larger value is chosen. v starts at the
-    position of w between the two values, ``v = (w − (q + q') / 2) / |q' − q|``, but at least ``margin`` on
-    the side of q. The straight-through gradient of this choice is ``∂L/∂v = |q' − q| ∂L/∂W``, and each step
-    changes v against the sign of this gradient. So v is the rounding offset of AutoRound (arXiv 2309.05516),
-    but it can start from any rounding. Group scales are tuned with fixed codes (arXiv 2407.11062).
+    The float weight w lies between q, the value that the rounding algorithm chose, and q', a neighbouring
+    grid value. A latent variable v chooses between q and q': if v is positive, the larger value is chosen. v
+    starts at the position of w between the two values, ``v = (w − (q + q') / 2) / |q' − q|``. But it starts
+    at a distance of at least ``margin`` from 0, with the sign that chooses q. The straight-through gradient
+    of this choice is ``∂L/∂v = |q' − q| ∂L/∂W``, and each step changes v against the sign of this gradient.
+    So v is the rounding offset of AutoRound (arXiv 2309.05516), but tuning can start from the result of any
+    rounding algorithm. Group scales are tuned while codes are fixed (arXiv 2407.11062).
 
     Args:
         weights: The rounded weights of the layer.
@@ -93,8 +96,9 @@ class TunedLayer:
         return values.t().contiguous().to(self._dtype)
 
     def weight(self) -> Tensor:
-        """Return the current weight ``[N, K]``. It is a leaf tensor that collects the gradient of one
-        step.
+        """Return the current weight ``[N, K]``.
+
+        It is a leaf tensor, so that autograd can accumulate the gradient of one step in it.
         """
         weight = torch.copysign(self._half, self._latent).add_(self._middle) if self._is_chosen else self._middle.clone()
         if self._scale is not None:
@@ -115,13 +119,13 @@ class TunedLayer:
             self._latent.sub_(gradient.sign_(), alpha=lr)
 
     def state(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the current state. `write` can restore the codes and scales of this state."""
+        """Return the state from which `write` can restore the current codes and scales."""
         return self._latent.signbit() if self._is_chosen else None, None if self._scale is None else self._scale.value.clone()
 
     def write(self, state: tuple[Tensor | None, Tensor | None]) -> int:
         """Store the codes and scales of a state in the layer.
 
-        Return how many codes differ from those that the rounding algorithm chose.
+        Return how many codes differ from the codes that the rounding algorithm chose.
         """
         is_smaller, factor = state
         grid = self._grid
