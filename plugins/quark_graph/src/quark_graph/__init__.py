@@ -1,4 +1,6 @@
-"""FX graph mode, which quantizes the operators in a model's graph, such as ``torch.add``."""
+"""FX graph mode. It captures a model as a graph, and quantizes the operators of the graph, such as
+``torch.add``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capture of a model as a graph of torch operators, and checks of a given graph."""
+"""Functions that capture a model as a graph of torch operators, and that check a graph."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def capture(
         model: The model in inference mode (``model.eval()``).
         args: Example arguments. Only their shapes matter.
         kwargs: Example keyword arguments.
-        dynamic_batch: Whether the size of axis 0 of every argument may vary, if the model allows it. If axis
-            0 of an example has size 1, it must stay 1.
+        dynamic_batch: Whether the graph accepts other sizes of axis 0 of the arguments than the sizes in the
+            example, if the model allows it. An axis of size 1 in the example always keeps this size.
 
     Raises:
         ConfigError: The model is in training mode.

@@ -1,7 +1,7 @@
-"""Insertion of quantizers into a graph.
+"""Functions that insert quantizers into a graph.
 
-Parameters are rounded to nearest, and operators read them through quantizers. Quantizers of activations
-observe values during calibration, and fake-quantize activations afterwards.
+Parameters are rounded to nearest. A quantizer is inserted between a parameter and the operators that read it.
+Quantizers of activations observe values during calibration, and fake-quantize activations afterwards.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Observed(nn.Module):
 
     Attributes:
         quantizer: The replaced quantizer.
-        observer: Observer of all tensors that share the quantizer.
+        observer: The observer. All tensors that share the quantizer share this observer, too.
     """
 
     def __init__(self, quantizer: QuantizerModule, observer: Observer) -> None:
@@ -46,7 +46,7 @@ class Observed(nn.Module):
 
 
 def insert(model: fx.GraphModule, points: Sequence[Point]) -> list[str]:
-    """Insert the call of a quantizer at each point, and return the paths of the quantizers to calibrate.
+    """Insert the call of a quantizer at each point. Return the paths of the quantizers that need calibration.
 
     A quantizer is named after the first operator that needs it, for example ``"stem.0.output_quantizer"``.
     """
@@ -70,8 +70,8 @@ def insert(model: fx.GraphModule, points: Sequence[Point]) -> list[str]:
 def _call(graph: fx.Graph, point: Point, path: str, quantized: dict[fx.Node, fx.Node]) -> None:
     """Insert the call of one quantizer.
 
-    ``quantized`` maps outputs to their quantized form. If an input is such an output, the quantized form is
-    used.
+    ``quantized`` is a dictionary from an output to the node of the quantized output. It is updated. If
+    ``point`` is for an input that is such an output, the call gets the quantized output.
     """
     tensor = quantized.get(point.tensor, point.tensor)
     readers = set(point.readers) or set(tensor.users)
@@ -84,15 +84,16 @@ def _call(graph: fx.Graph, point: Point, path: str, quantized: dict[fx.Node, fx.
 
 
 def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) -> None:
-    """Run the model on calibration data, then replace each observer by a quantizer with the observed range.
+    """Run the model on calibration data. Then replace each observer by a quantizer whose scale comes from the
+    observed range.
 
-    During calibration, parameters are quantized and activations are float. Quantized activations would be
-    closer to the finished model. But there is no order in which they could be calibrated, since the inputs of
-    a sum or concatenation share a scale with its result.
+    During calibration, parameters are quantized and activations are float. Calibration with quantized
+    activations would be closer to the final model. But then quantizers would have to be calibrated one after
+    another. No order is possible, because the inputs of a sum or concatenation share a scale with the result.
 
     Raises:
         CalibrationError: The graph cannot be called with a batch.
-        NonFiniteError: An activation holds NaN or Inf.
+        NonFiniteError: An activation contains NaN or Inf.
     """
     with torch.no_grad():
         for number, call in enumerate(calls):
@@ -131,11 +132,11 @@ def _shape(value: object) -> str:
 
 @attrs.frozen(eq=False)
 class QuantizedParameter:
-    """A quantized parameter, and the operators that read it with the same spec.
+    """A quantized parameter, and the operators that read it and quantize it with the same spec.
 
     Attributes:
         node: The ``get_attr`` node of the parameter.
-        slot: Whether the parameter is a weight or a bias.
+        slot: The slot of the parameter: a weight or a bias.
         spec: The quantization of the parameter.
         quantizer: The quantizer of the parameter.
         operators: The operators that read the parameter.
@@ -175,11 +176,11 @@ def quantized_parameters(operators: Sequence[Operator], configs: Mapping[str, QL
 
 
 def refuse_unfit_parameters(model: fx.GraphModule, parameters: Sequence[QuantizedParameter]) -> None:
-    """Raise an error if parameters have no values, or values that cannot be quantized.
+    """Raise an error if parameters have no values, or if they have values that cannot be quantized.
 
     Raises:
-        ConfigError: Parameters are on the meta device, without values.
-        NonFiniteError: Parameters hold NaN or Inf.
+        ConfigError: Parameters are on the meta device, so they have no values.
+        NonFiniteError: Parameters contain NaN or Inf.
     """
     values: dict[str, Tensor] = {str(parameter.node.target): value_of(model, parameter.node) for parameter in parameters}
     if empty := [name for name, value in values.items() if value.is_meta]:
@@ -195,7 +196,8 @@ def refuse_unfit_parameters(model: fx.GraphModule, parameters: Sequence[Quantize
 
 
 def round_parameters(model: fx.GraphModule, parameters: Sequence[QuantizedParameter]) -> None:
-    """Round parameters to nearest, and let operators read the rounded parameters through quantizers.
+    """Round parameters to nearest, and insert a quantizer between each rounded parameter and the operators
+    that read it.
 
     The quantizer of ``stem.0.weight`` is ``stem.0.weight_quantizer``, a `RoundedParameter`.
     """

@@ -1,4 +1,6 @@
-"""The normal form of a graph: no in-place operators, weights as parameters, and folded batch norms."""
+"""The normal form of a graph. It has no in-place operators, all weights are parameters, and batch norms are
+folded.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _DROPOUTS = ("aten::dropout", "aten::dropout_", "aten::feature_dropout", "aten::
 
 @attrs.frozen(eq=False)
 class NormalForm:
-    """A graph ready for quantization.
+    """A graph in normal form, which is ready for quantization.
 
     Attributes:
         model: A new graph module that shares the tensors of the original graph.
@@ -33,10 +35,10 @@ class NormalForm:
 
 
 def normal_form(model: fx.GraphModule) -> NormalForm:
-    """Return a graph in normal form that computes the same as ``model``. ``model`` does not change.
+    """Return a graph in normal form that computes the same outputs as ``model``. ``model`` does not change.
 
     Raises:
-        UnsupportedError: An operator writes to a part of a tensor.
+        UnsupportedError: An operator writes to a buffer, or to a tensor that is read again.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(model.graph, val_map={}))
@@ -93,7 +95,10 @@ def _aliases(node: fx.Node) -> set[fx.Node]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return whether a node returns a view of its argument, or one of several arguments."""
+    """Return whether the result of a node may share storage with an argument of the node.
+
+    This is so for views, and for operators that return one of several arguments.
+    """
     target: Any = node.target
     if target is operator.getitem:
         return True
@@ -101,7 +106,8 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _functional(target: Any) -> Any:
-    """Return the operator that computes the same as an in-place operator but returns a new tensor.
+    """Return the operator that computes the same values as the in-place operator ``target`` but returns a new
+    tensor.
 
     Return None if there is no such operator with the same overload.
     """
@@ -118,7 +124,7 @@ def _remove_dropouts(graph: fx.Graph) -> None:
 
 
 def _evaluate_weights(model: fx.GraphModule) -> None:
-    """Turn weights and biases that depend only on parameters into parameters."""
+    """Compute the weights and biases that depend only on parameters, and replace them by new parameters."""
     for layer in operators_in(model.graph):
         for name in (layer.record.weight, layer.record.bias):
             node = layer.argument(name)
@@ -143,12 +149,14 @@ def _constant(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
 
 
 def fold_batch_norms(model: fx.GraphModule) -> int:
-    """Fold each batch norm that is the only reader of an operator with a weight; return how many were folded.
+    """Fold batch norms into the operators in front of them, and return the number of folded batch norms.
+
+    A batch norm is folded if it is the only reader of an operator that has a weight.
 
     The norm has the statistics ``μ, σ²`` and the parameters ``γ, β``. The new weight is ``W' = W · γ / √(σ² +
     ε)`` along the output channels, and the new bias is ``b' = (b − μ) · γ / √(σ² + ε) + β``. Both are
-    computed in float64, so the graph computes the same function up to rounding. The tensors are replaced, not
-    changed.
+    computed in float64, so the graph computes the same function except for rounding errors. New tensors
+    replace the old tensors, which are not changed.
     """
     count = 0
     for layer in operators_in(model.graph):
@@ -204,8 +212,8 @@ class BatchNorm:
     Attributes:
         mean: The mean of each channel, ``[channels]``. The other tensors have the same shape.
         variance: The variance of each channel.
-        weight: The factor of each channel. None means 1.
-        bias: The bias of each channel. None means 0.
+        weight: The factor of each channel. None means that all factors are 1.
+        bias: The bias of each channel. None means that all biases are 0.
         eps: Number that is added to the variance.
     """
 
@@ -219,13 +227,15 @@ class BatchNorm:
 def folded_parameters(
     weight: Tensor, bias: Tensor | None, norm: BatchNorm, *, is_transposed: bool = False, groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return the weight and bias of a layer that computes the same as a layer followed by a batch norm.
+    """Return the weight and bias with which a layer alone computes the same outputs as the layer and a batch
+    norm after it.
 
     Args:
         weight: Weight of the layer, ``[out, in / groups, …]``.
         bias: Bias of the layer, ``[out]``, or None.
         norm: Batch norm with ``out`` channels.
-        is_transposed: Whether the shape of the weight is ``[in, out / groups, …]`` instead.
+        is_transposed: Whether the layer is a transposed convolution. Then the shape of the weight is ``[in,
+            out / groups, …]``.
         groups: Number of groups of a convolution.
     """
     factor = torch.rsqrt(norm.variance.detach().double() + norm.eps)

@@ -1,4 +1,6 @@
-"""Operators in a graph: the record that describes a node, its arguments, and its tensors."""
+"""Operators in a graph. An operator is a node together with the record that describes it. It gives access to
+the arguments and the tensors of the node.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ class Operator:
     """An operator of a graph that a record describes.
 
     Attributes:
-        name: Name of the module (``"stem.0"``), followed by the node if the module has several operators
-            (``"head.matmul"``).
+        name: Name of the module, such as ``"stem.0"``. If the module has several operators, the name of the
+            node follows, as in ``"head.matmul"``.
         node: The node of the graph.
         record: The record that describes the operator.
-        names: All names that patterns can match: ``name``, the module's name if the module is this operator,
-            and the node's name.
+        names: All names that patterns can match. These are ``name``, the name of the node, and also the name
+            of the module if the module consists of this operator.
     """
 
     name: str
@@ -40,7 +42,9 @@ class Operator:
 
     @property
     def layer_type(self) -> LayerTypeRecord | None:
-        """The layer type that computes the same as the operator. None if the operator is only a function."""
+        """The layer type that computes the same outputs as the operator. It is None if the operator is only a
+        function.
+        """
         return None if self.record.layer_type is None else layer_types().get(self.record.layer_type)
 
     @property
@@ -51,7 +55,8 @@ class Operator:
     def quantizer(self, slot: Slot, spec: TensorSpec) -> TensorQuantizer:
         """Return the quantizer for the tensors of a slot of this operator.
 
-        The layer type defines it, so that channels and groups are on the same axes as in eager mode.
+        The layer type of the operator defines the quantizer, so that channels and groups are on the same axes
+        as in eager mode.
         """
         if self.record.layer_type is None:
             return quantizer_for(spec, activation=slot.is_activation)
@@ -80,9 +85,9 @@ class Operator:
 
     @property
     def inputs(self) -> list[fx.Node]:
-        """The float activations that the operator reads, each once.
+        """The float activations that the operator reads. Each activation occurs once.
 
-        They include computed weights and biases.
+        They include weights and biases that are computed from inputs.
         """
         values = arguments(self.node)
         of_parameters = (self.record.weight, self.record.bias)
@@ -95,7 +100,7 @@ class Operator:
     def outputs(self) -> list[fx.Node]:
         """The float tensors that the operator returns and other nodes read.
 
-        This is the node of the operator, or the nodes that unpack its results.
+        If the operator returns several tensors, these are the nodes that unpack its results.
         """
         nodes = (
             [self.node] if isinstance(self.node.meta.get("val"), Tensor) else [n for n in self.node.users if n.target is operator.getitem]
@@ -107,7 +112,7 @@ def operators_in(graph: fx.Graph) -> list[Operator]:
     """Return the operators of a graph that have a record, in the order of the graph.
 
     Raises:
-        ConfigError: Two records describe one operator.
+        ConfigError: Two records describe the same operator.
     """
     registry = graph_ops()
     records = _by_operator(registry, registry.revision)
@@ -131,7 +136,10 @@ def _operator(node: fx.Node, record: GraphOpRecord, taken: set[str]) -> Operator
 
 @lru_cache(maxsize=2)
 def _by_operator(registry: Registry[GraphOpRecord], revision: tuple[int, int]) -> dict[str | None, GraphOpRecord]:
-    """Return a dictionary from operator to record. It is cached until the registry changes."""
+    """Return a dictionary from the name of an operator to its record.
+
+    The dictionary is cached until the registry changes.
+    """
     owners: dict[str | None, str] = {}
     for name in registry.names():
         for target in registry.get(name).operators:
@@ -163,7 +171,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 def module_of(node: fx.Node) -> tuple[str, str]:
     """Return the full name and the class name of the innermost module whose forward pass called an operator.
 
-    Both are empty for the model itself.
+    If the forward pass of the model itself called the operator, both names are empty.
     """
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if not stack:

@@ -1,4 +1,4 @@
-"""Placement: which tensors of a graph are fake-quantized, and which share a quantizer."""
+"""Functions that decide which tensors of a graph are fake-quantized, and which tensors share a quantizer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ class Point:
         spec: The quantization of the tensor.
         quantizer: The quantizer of the tensor.
         operator: Name of the first operator that needs the quantized tensor.
-        slot: Whether the tensor is an input of that operator, or an output, which is quantized for all
+        slot: The slot of the tensor: an input or an output of that operator. An output is quantized for all
             readers.
-        readers: The nodes that get the quantized tensor. If empty, all readers get it.
-        group: The points that share the quantizer, including this point. All of them refer to the same list.
+        readers: The nodes that get the quantized tensor. If it is empty, all readers of the tensor get the
+            quantized tensor.
+        group: The points that share the quantizer, including this point. All these points refer to the same
+            list.
     """
 
     tensor: fx.Node
@@ -44,8 +46,8 @@ class Point:
 def place(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | None]) -> list[Point]:
     """Return the points of a graph, in the order of its nodes.
 
-    The inputs of an operator are quantized by its input spec, and the outputs by its output spec, with these
-    rules:
+    The inputs of an operator are quantized with its input spec, and the outputs with its output spec. These
+    rules apply:
 
     * A tensor between two operators is quantized once if both have the same spec. Otherwise it is quantized
       first as an output for all readers, then as an input of the operators with another spec.
@@ -55,9 +57,9 @@ def place(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | No
       They can share a quantizer only if it has one static scale. Otherwise, the operator gets no quantizers.
 
     Args:
-        operators: Operators of the graph, in order.
-        configs: Dictionary from the name of an operator's node to its configuration, or to None if it stays
-            float.
+        operators: Operators of the graph, in the order of the graph.
+        configs: A dictionary from the name of an operator's node to the configuration of the operator, or to
+            None if the operator is not quantized.
     """
     quantized = [(operator, config) for operator in operators if (config := configs[operator.node.name]) is not None]
     points = _Points()
@@ -89,15 +91,18 @@ def _asks(operator: Operator, spec: TensorSpec) -> bool:
 
 
 def _is_shareable(spec: TensorSpec) -> bool:
-    """Return whether tensors with this spec can share a quantizer: it must have one static scale."""
+    """Return whether tensors with this spec can share a quantizer. They can if the quantizer has one static
+    scale.
+    """
     quantizer: TensorQuantizer = quantizer_for(spec, activation=True)
     return quantizer.has_tensor_scale and not quantizer.is_dynamic and not quantizer.is_float
 
 
 def _continued(operators: Sequence[Operator]) -> dict[fx.Node, fx.Node]:
-    """Return a dictionary from a tensor to the node that continues its operator, such as a ReLU.
+    """Return a dictionary from the output of an operator to the node that continues the operator, such as a
+    ReLU.
 
-    Only tensors with a single reader are continued.
+    It has only tensors with a single reader.
     """
     continuing = {operator.node for operator in operators if operator.record.continues}
     return {
@@ -110,14 +115,16 @@ def _continued(operators: Sequence[Operator]) -> dict[fx.Node, fx.Node]:
 
 
 class _Points:
-    """The points of a graph that are placed so far."""
+    """The points of a graph that have been added so far."""
 
     def __init__(self) -> None:
         self._outputs: dict[fx.Node, Point] = {}
         self._inputs: dict[fx.Node, list[Point]] = {}
 
     def __iter__(self) -> Iterator[Point]:
-        """Yield the points of outputs first. Points of inputs may quantize the same tensors again."""
+        """Yield all points. The points of outputs come first, because points of inputs may quantize the same
+        tensors again.
+        """
         yield from self._outputs.values()
         for points in self._inputs.values():
             yield from points
@@ -136,7 +143,10 @@ class _Points:
             point.readers.append(operator.node)
 
     def share(self, operator: Operator, spec: TensorSpec | None) -> None:
-        """Let the points at the inputs and outputs of an operator share a quantizer if they have ``spec``."""
+        """Make the points at the inputs and outputs of an operator share one quantizer.
+
+        This applies only to points that quantize with ``spec``, and only if ``spec`` has one static scale.
+        """
         if spec is None or not _is_shareable(spec):
             return
         quantizer = operator.quantizer(Slot.input_tensors, spec)
@@ -148,7 +158,10 @@ class _Points:
                     each.group = shared[0].group
 
     def _point(self, tensor: fx.Node, quantizer: TensorQuantizer) -> Point | None:
-        """Return the point that quantizes a tensor with an equivalent quantizer, or None."""
+        """Return the point that quantizes ``tensor`` with a quantizer that is equivalent to ``quantizer``.
+
+        Return None if there is no such point.
+        """
         points = [*([self._outputs[tensor]] if tensor in self._outputs else []), *self._inputs.get(tensor, ())]
         return next((point for point in points if _is_same(point.quantizer, quantizer)), None)
 
@@ -156,7 +169,7 @@ class _Points:
 def _is_same(one: TensorQuantizer, other: TensorQuantizer) -> bool:
     """Return whether two quantizers are equivalent.
 
-    Quantizers of one layer type with equal specs are the same object. If quantizers have a single scale,
-    their axes need not be equal.
+    Quantizers of the same layer type with equal specs are the same object. Other quantizers with equal specs
+    are equivalent if both have a single scale for the whole tensor, because their axes then do not matter.
     """
     return one is other or (one.spec == other.spec and one.has_tensor_scale and other.has_tensor_scale)

@@ -1,4 +1,4 @@
-"""GraphPlan: the quantization of each operator of a graph, made before any tensor changes."""
+"""`GraphPlan`: the quantization of each operator of a graph. A plan is made before any tensor changes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class GraphRow:
     """The plan of one operator.
 
     Attributes:
-        name: Name of the module that is this operator, or of the module and the node.
+        name: Name of the module if the module consists of this operator. Otherwise the name of the module,
+            followed by the name of the node.
         node: Name of the node in the graph.
         operator: Name of the operator's record, such as ``"conv2d"``.
         shape: Shape of the operator's first output.
-        config: How the operator is quantized. None if it stays float.
+        config: How the operator is quantized. It is None if the operator is not quantized.
         reason: The rule that decided how the operator is quantized.
     """
 
@@ -53,9 +54,10 @@ class GraphPlan:
     Attributes:
         rows: One row for each operator that can be quantized, in the order of the graph.
         config: The configuration.
-        rules: The patterns and types of the configuration, with the number of matching operators.
-        notes: Remarks for the user that need no action.
-        warnings: Rules without effect, and operators that stay float because no plugin describes them.
+        rules: The patterns and types in the configuration. Each rule has the number of matching operators.
+        notes: Remarks for the user. They need no action.
+        warnings: Warnings about rules without effect, and about operators that are not quantized because no
+            plugin describes them.
     """
 
     rows: tuple[GraphRow, ...]
@@ -70,7 +72,7 @@ class GraphPlan:
         return tuple(row for row in self.rows if row.config is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan in JSON form."""
+        """Return the plan as a dictionary that can be stored as JSON."""
         rows = [attrs.asdict(r, filter=lambda a, _: a.name != "config") | {"config": r.config and r.config.to_dict()} for r in self.rows]
         return {"rows": rows, "rules": [attrs.asdict(r) for r in self.rules], "notes": [*self.notes], "warnings": [*self.warnings]}
 
@@ -85,12 +87,13 @@ class GraphPlan:
 
 
 def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
-    """Resolve the quantization of every operator, and check everything that can be checked without data.
+    """Decide how each operator is quantized, and check everything that can be checked without data.
 
     Raises:
-        ConfigError: Specs do not fit a tensor. With ``strict``, also: rules have no effect, or operators are
-            unknown. One message lists all errors.
-        UnsupportedError: The configuration has algorithms or a KV cache, which graphs do not support.
+        ConfigError: Specs do not fit a tensor. If the configuration is ``strict``, this error is also raised
+            if rules have no effect or if operators are unknown. One message lists all errors.
+        UnsupportedError: The configuration has algorithms or a quantized KV cache. Graphs support neither of
+            them.
         PluginError: A format or an observer fails its self-check.
     """
     _refuse_unsupported(config)
@@ -106,9 +109,9 @@ def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
 
 
 def _described(layer: QLayerConfig | None) -> str:
-    """Return a description of the quantized tensors.
+    """Return a text that describes how the tensors of an operator are quantized.
 
-    It does not mention the weight if the weight is float.
+    The text does not mention a weight that is not quantized.
     """
     return describe_layer(layer).removeprefix("W float, ")
 

@@ -1,4 +1,6 @@
-"""Quantization in FX graph mode: normal form, plan, rounded parameters, quantizers, and calibration."""
+"""Quantization in FX graph mode. The steps are normal form, plan, rounding of parameters, insertion of
+quantizers, and calibration.
+"""
 
 from __future__ import annotations
 
@@ -46,29 +48,29 @@ def plan_graph(model: nn.Module, config: QConfig) -> GraphPlan:
 
 
 def quantize_graph(model: nn.Module, config: QConfig, data: Data = None) -> fx.GraphModule:
-    """Quantize a graph and return it. After an error, ``model`` is unchanged.
+    """Quantize a graph, and return the quantized graph. If an error is raised, ``model`` is unchanged.
 
     Args:
         model: A graph module of torch.export, or another module in inference mode. A graph module is changed
-            in place, but its original tensors are replaced, since the captured model may share them. Another
-            module does not change. It is captured with the first batch of ``data``, with a variable batch
-            axis if possible.
+            in place. New tensors replace its original tensors, which are not changed, because the captured
+            model may share them. Any other module does not change. It is captured with the first batch of
+            ``data``. If possible, the size of the batch axis may vary in the captured graph.
         config: The configuration.
-        data: Batches as in `quark.calibration.batches.calls`, with only the arguments of the model, or a
-            function that returns such batches. They are read only to capture a module or to calibrate static
-            scales.
+        data: Batches as in `quark.calibration.batches.calls`, or a function that returns such batches. A
+            batch must contain only arguments of the model. Batches are read only if a module must be captured
+            or if static scales must be calibrated.
 
     Returns:
         A graph module with the attributes ``quant_config``, ``quark_plan`` (a `GraphPlan`) and
         ``quark_quantized``. Its submodules ``….input_quantizer``, ``….output_quantizer``,
-        ``….weight_quantizer`` and ``….bias_quantizer`` hold the scales.
+        ``….weight_quantizer`` and ``….bias_quantizer`` have the scales.
 
     Raises:
         ConfigError: The graph cannot be quantized, or the configuration does not fit it.
         UnsupportedError: torch.export cannot capture the module, or this mode does not support the
             configuration.
-        CalibrationError: Data are missing, or the graph cannot be called with them.
-        NonFiniteError: A parameter or an activation holds NaN or Inf.
+        CalibrationError: Data are missing, or the graph cannot be called with the data.
+        NonFiniteError: A parameter or an activation contains NaN or Inf.
     """
     batches = _Batches(data)
     given = model if isinstance(model, fx.GraphModule) else _captured(model, batches)
@@ -95,7 +97,7 @@ def _planned(model: fx.GraphModule, config: QConfig) -> tuple[NormalForm, GraphP
 
 
 class _Batches:
-    """Calibration data, which are read once when they are first needed."""
+    """Calibration data. They are read only once, when they are needed for the first time."""
 
     def __init__(self, data: Data) -> None:
         self._data = data
@@ -114,7 +116,9 @@ def _captured(model: nn.Module, batches: _Batches) -> fx.GraphModule:
 
 
 def _become(given: fx.GraphModule, result: fx.GraphModule, plan: GraphPlan) -> None:
-    """Turn ``given`` into ``result``, and set the public attributes of ``given``."""
+    """Change ``given`` in place so that it becomes the graph ``result``, and set the public attributes of
+    ``given``.
+    """
     object.__setattr__(given, "__class__", type(result))
     given.__dict__.clear()
     given.__dict__.update(result.__dict__)

@@ -1,4 +1,4 @@
-"""Functions that read and replace the parameters that nodes of a graph module read."""
+"""Functions that return and replace the parameters of nodes in a graph module."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def value_of(model: fx.GraphModule, node: fx.Node) -> Tensor:
 def set_parameter(
     model: fx.GraphModule, readers: Sequence[fx.Node], argument: fx.Node | None, name: str, path: str, value: Tensor
 ) -> fx.Node:
-    """Let some nodes read a new parameter as an argument, and return the ``get_attr`` node of the parameter.
+    """Replace an argument of some nodes by a new parameter, and return the ``get_attr`` node of the
+    parameter.
 
     Args:
         model: The graph module to which the parameter is added. The old tensor does not change.
         readers: The nodes whose argument changes.
-        argument: The ``get_attr`` node that the readers read so far, or None. Other readers of this node
-            continue to read the old value.
+        argument: The ``get_attr`` node that is replaced, or None if the nodes do not have the argument yet.
+            Other readers of this node continue to read the old value.
         name: Name of the argument in the schema of the operators.
         path: Full name of the new parameter. It is used if ``argument`` is None or has other readers.
         value: The new value.

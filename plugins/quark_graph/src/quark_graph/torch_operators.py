@@ -22,7 +22,7 @@ _LAYERS = {
 
 
 def operators_of_torch() -> Iterator[GraphOpRecord]:
-    """Yield a record for each operator or group of equivalent operators."""
+    """Yield the records of torch's operators. Equivalent operators share a record."""
     for name, module in _LAYERS.items():
         yield _record(name, modules=module, inputs=("input",), layer_type=name, weight="weight", bias="bias")
     yield _record("embedding", modules="Embedding", inputs=("indices",), layer_type="embedding", weight="weight")
@@ -82,7 +82,9 @@ def _moves() -> Iterator[GraphOpRecord]:
 
 
 def _record(name: str, operators: str = "", modules: str = "", **facts: Any) -> GraphOpRecord:
-    """Return the record of ``operators``. The default is the operator called ``name``."""
+    """Return the record of ``operators``. If ``operators`` is empty, it is the record of the operator called
+    ``name``.
+    """
     full_names = tuple(f"aten::{operator}" for operator in (operators or name).split())
     example = "quark_graph.examples:example"
     return GraphOpRecord(name=name, operators=full_names, modules=modules.split(), summary=" · ".join(full_names), example=example, **facts)

@@ -1,4 +1,5 @@
-"""Templates of DeepSeek: mixtures with shared experts and, since V2, latent attention.
+"""Templates of DeepSeek. These are mixture-of-experts models with shared experts and, since V2, with latent
+attention.
 
 Kimi and dots.llm1 have the same architectures.
 """

@@ -48,8 +48,8 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny_encoder(model_type: str) -> nn.Module:
     """Return a tiny model of a family, in float32 and in evaluation mode.
 
-    The attribute ``example_inputs`` of the model has the arguments of a forward pass, unless token ids are
-    enough.
+    If token ids are not enough for a forward pass, the attribute ``example_inputs`` of the model has all
+    arguments.
     """
     import torch
     import transformers

@@ -2,7 +2,8 @@
 
 They are in this order: BERT, RoBERTa, DeBERTa, ModernBERT; T5, BART, Whisper; Wav2Vec2; ViT, CLIP and SigLIP.
 
-Heads, poolers and patch or frame embeddings stay float: they are small, and their error reaches every output.
+Heads, poolers, patch embeddings and frame embeddings are not quantized. These layers are small, and a
+rounding error in one of them would reach every output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Tiny models of the families with random weights. Tests check the facts of a template on them."""
+"""Tiny models of the model families, with random weights. Tests run these models to check the facts of each
+template.
+"""
 
 from __future__ import annotations
 
@@ -204,7 +206,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
 
 
 def tiny_model(model_type: str) -> nn.Module:
-    """Return a tiny model with random weights, of a family that transformers supports.
+    """Return a tiny model with random weights. transformers must support the model family.
 
     The model has two or three blocks. It is in float32 and in evaluation mode.
     """

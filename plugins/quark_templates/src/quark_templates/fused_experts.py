@@ -1,9 +1,10 @@
-"""Functions that separate fused experts of families which do not use transformers' experts interface.
+"""Functions that separate fused experts. They are for model families that do not use transformers' experts
+interface.
 
 Templates refer to them as `Architecture.expert_parts`.
 
-An expert computes ``down(act(gate(x)) * up(x))`` with the activation of the module. Matrices are views of the
-fused parameters.
+An expert computes ``down(act(gate(x)) * up(x))``. ``act`` is the activation function of the fused module. The
+matrices of the separate experts are views of the fused parameters.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ _ACTIVATIONS = ("act_fn", "activation_fn")
 
 
 def sorted_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | None:
-    """Return the separate experts of a module with fused parameters, or None for another module.
+    """Return the separate experts of a module with fused parameters, or None if the module has no such
+    parameters.
 
-    ``gate_up_proj`` has the shape ``[E, H, 2 I]``, gate first; ``down_proj`` has the shape ``[E, I, H]``.
+    E is the number of experts, H is the hidden size, and I is the intermediate size. ``gate_up_proj`` has the
+    shape ``[E, H, 2 I]``, and the first I columns are those of the gate. ``down_proj`` has the shape ``[E, I,
+    H]``.
 
-    The input of the module has every token once per expert, ``[E · tokens, H]``, already multiplied by the
-    router's weight. This weight is zero if the token is not routed to the expert.
+    The input of the module is ``[E · tokens, H]``: it has every token once per expert, multiplied by the
+    router's weight for this expert. The weight is zero if the token is not routed to the expert.
     """
     fused, activation = [module._parameters.get(name) for name in ("gate_up_proj", "down_proj")], _activation(module)
     if activation is None or any(p is None or p.ndim != 3 for p in fused):
@@ -37,11 +41,14 @@ def sorted_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | Non
 
 
 def stacked_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | None:
-    """Return the separate experts of a module with one stacked parameter per projection, or None for another.
+    """Return the separate experts of a module with one stacked parameter per projection.
 
-    The parameters have the shape ``[E · I, H]``. They may belong to a submodule.
+    Return None if the module has other parameters.
 
-    The module is called with tokens, expert indices and router weights, as in transformers' experts
+    The parameters have the shape ``[E · I, H]``, for E experts with the hidden size H and the intermediate
+    size I. They may belong to a submodule.
+
+    The arguments of the module are tokens, expert indices and router weights, as in transformers' experts
     interface.
     """
     count, activation = getattr(module, "num_experts", None), _activation(module)
@@ -53,7 +60,9 @@ def stacked_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | No
 
 
 def _activation(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """Return the activation function of ``module`` or of a submodule, or None if there is none."""
+    """Return the activation function of ``module`` or of a submodule, or None if no module has an activation
+    function.
+    """
     functions = (getattr(m, name) for m in module.modules() for name in _ACTIVATIONS if hasattr(m, name))
     return next(functions, None)
 
@@ -64,7 +73,7 @@ def _activated(activation: Callable[[Tensor], Tensor], outputs: Sequence[Tensor]
 
 
 class SeparateSortedExperts(SeparateExperts):
-    """Separate experts for a mixture whose input has every token once per expert.
+    """Separate experts of a mixture-of-experts module whose input has every token once per expert.
 
     The tokens are multiplied by the router's weights, so they are zero for experts to which they are not
     routed.
@@ -74,13 +83,14 @@ class SeparateSortedExperts(SeparateExperts):
     """
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Return the output of each expert for its tokens.
+        """Return the output of each expert for the tokens that are routed to it.
 
         Args:
-            hidden_states: ``[experts · tokens, hidden]``, expert by expert.
+            hidden_states: The input, ``[experts · tokens, hidden]``. All tokens for the first expert come
+                first.
 
         Returns:
-            A tensor of the same shape. It is zero for zero tokens.
+            A tensor of the same shape. For tokens that are zero, the output is zero.
         """
         tokens = hidden_states.view(len(self._modules), -1, hidden_states.shape[-1])
         routed = tokens.ne(0).any(-1)

@@ -1,6 +1,7 @@
-"""Templates of Gemma and Muse, which have Llama's block with other norms.
+"""Templates of Gemma and Muse. Their block is that of Llama with other norms.
 
-Up to Gemma 3, norms multiply by 1 + weight. Since Gemma 2, norms are before and after attention and MLP.
+Up to Gemma 3, norms multiply by 1 + weight. Since Gemma 2, blocks have a norm before and a norm after both
+attention and MLP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Templates of GLM: ChatGLM (its own code), GLM-4 (transformers), and the mixtures since GLM-4.5."""
+"""Templates of GLM. These are ChatGLM, whose checkpoints contain their own code, GLM-4, which transformers
+supports, and the mixture-of-experts models since GLM-4.5.
+"""
 
 from __future__ import annotations
 

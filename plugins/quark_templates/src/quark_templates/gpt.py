@@ -1,6 +1,6 @@
-"""Templates of GPT and its contemporaries, which have LayerNorm and ungated MLPs.
+"""Templates of GPT and of other early decoders with LayerNorm and ungated MLPs.
 
-This file also has GPT-OSS, which has Llama's attention and a mixture of experts.
+This file also has the template of GPT-OSS, a mixture-of-experts model with Llama's attention.
 """
 
 from __future__ import annotations

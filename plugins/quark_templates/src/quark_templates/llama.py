@@ -1,8 +1,8 @@
 """Templates of families with Llama's block (RMSNorm, grouped-query attention, gated MLP) or a variant of it.
 
-They are in this order: Meta's Llama and vision-language models with its decoder; SmolLM3, Helium, Seed-OSS,
-Hunyuan, Instella, StableLM, EXAONE, Arcee, Apertus, Nemotron, StarCoder2; Mistral and Mixtral; OLMo; Granite;
-Command (Cohere); ERNIE; LFM2; Phi.
+They are in this order: Meta's Llama and vision-language models with Llama's decoder; SmolLM3, Helium,
+Seed-OSS, Hunyuan, Instella, StableLM, EXAONE, Arcee, Apertus, Nemotron, StarCoder2; Mistral and Mixtral;
+OLMo; Granite; Command (Cohere); ERNIE; LFM2; Phi.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The records of the templates, with one row for each model family.
 
-The rows are grouped by the way in which tests check the families.
+Rows are grouped: tests check all families of a group in the same way.
 
-To add a family, write its `Architecture` into the file of its lineage and add a row here. If the default
-sizes do not build a tiny model, add sizes to `quark_templates.examples`.
+To add a family, write its `Architecture` into the file of its lineage and add a row here. If no tiny model
+can be built with the default sizes, add sizes to `quark_templates.examples`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _TINY_MODEL = "quark_templates.examples:tiny_model"
 def _records(*rows: tuple[str, str, str], example: str | None = _TINY_MODEL) -> dict[str, TemplateRecord]:
     """Return a dictionary from model type to record.
 
-    A row has the model type, the models of the family, and a reference to the architecture.
+    A row consists of the model type, the names of the models in the family, and a reference to the
+    architecture.
     """
     return {name: TemplateRecord(name=name, summary=summary, architecture=reference, example=example) for name, summary, reference in rows}
 
