@@ -26,7 +26,7 @@ def test_settings_are_read_from_a_file(tmp_path: Path, as_text: bool) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [({"name": "gptk"}, "Unknown algorithm name 'gptk'"), ([1], "holds a list"), ("{", "is not JSON")],
+    [({"name": "gptk"}, "Unknown algorithm name 'gptk'"), ([1], "contains a list"), ("{", "is not JSON")],
 )
 def test_a_file_that_says_nothing_sensible_is_refused(tmp_path: Path, content: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):

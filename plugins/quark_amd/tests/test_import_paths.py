@@ -223,7 +223,7 @@ def test_a_name_of_a_plugin_that_is_not_installed_says_what_to_install() -> None
     with using(Catalog()):
         for name in ("AWQConfig", "Int4PerGroupSpec"):
             vars(quantization).pop(name, None)
-            with pytest.raises(MissingPluginError, match=rf"brings quark\.torch\.quantization\.{name}\..*pip install quark-algos\."):
+            with pytest.raises(MissingPluginError, match=rf"provides quark\.torch\.quantization\.{name}\..*pip install quark-algos\."):
                 getattr(quantization, name)
         with pytest.raises(MissingPluginError, match="pip install quark-algos"):
             importlib.import_module("quark.torch.algorithm.nonsense")

@@ -39,6 +39,6 @@ def test_an_error_that_names_its_cause_and_fix_is_raised_as_it_is() -> None:
 
 def test_any_other_error_is_told_with_the_batch_and_the_inputs() -> None:
     with pytest.raises(
-        CalibrationError, match=r"calibration batch 0 \(RuntimeError: shapes\)\. Give batches that hold only its inputs \(x"
+        CalibrationError, match=r"calibration batch 0 \(RuntimeError: shapes\)\. Give batches that have only its inputs \(x"
     ):
         observed_with(RuntimeError("shapes"))

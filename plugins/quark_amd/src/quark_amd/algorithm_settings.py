@@ -50,5 +50,5 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
     path = Path(file_path)
     data = json_of(path, "algorithm configuration")
     if not isinstance(data, dict):
-        raise ConfigError(f"the algorithm configuration '{path}' holds a {type(data).__name__}: write a JSON object with a 'name'")
+        raise ConfigError(f"the algorithm configuration '{path}' contains a {type(data).__name__}. Write a JSON object with the key 'name'")
     return algo_config_from_dict(data)

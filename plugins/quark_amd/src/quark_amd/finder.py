@@ -85,7 +85,7 @@ def refuse_incomplete(name: str) -> None:
 
     failures = [str(failure) for failure in catalog().failures() if failure.source.distribution in BUILT_IN]
     if reasons := [*filter(None, [catalog().missing()]), *failures]:
-        raise MissingPluginError(f"no active plugin brings {name}. {' '.join(reasons)} (`quark plugins` lists active and failed plugins)")
+        raise MissingPluginError(f"no active plugin provides {name}. {' '.join(reasons)} (`quark plugins` lists active and failed plugins)")
 
 
 def _of_a_plugin(module: str, name: str) -> Any:

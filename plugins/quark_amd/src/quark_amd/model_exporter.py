@@ -138,13 +138,15 @@ class ModelExporter:
         """
         config: Any = getattr(model, "config", None)
         if model_type and model_type != getattr(config, "model_type", model_type):
-            raise ConfigError(f"model_type='{model_type}', but this model's config says '{config.model_type}': give that, or ''")
+            raise ConfigError(
+                f"model_type='{model_type}', but the model's config says '{config.model_type}'. Give this type, or an empty string"
+            )
         tokenizer = None
         if tokenizer_path is not None:
             path = Path(tokenizer_path)
             tokenizer = load_tokenizer(path.parent if path.is_file() else path)
             if tokenizer is None:
-                raise CheckpointError(f"there is no tokenizer at '{path}': give the directory that has its tokenizer.json")
+                raise CheckpointError(f"there is no tokenizer at '{path}'. Give the directory that contains the tokenizer.json")
         own = {"file_name": f"{model_type}.gguf"} if model_type else {}
         export_with("gguf", model, self.export_dir, ExportOptions(tokenizer=tokenizer, own=own))
 

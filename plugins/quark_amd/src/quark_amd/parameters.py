@@ -59,12 +59,12 @@ def save_params(
     if quant_mode is not QuantizationMode.eager_mode:
         raise UnsupportedError(_GRAPHS)
     if not model_type or Path(model_type).name != model_type:
-        raise ConfigError(f"model_type={model_type!r} names the files of save_params: give a name without directories, such as 'llama'")
+        raise ConfigError(f"model_type={model_type!r} cannot be a file name. Give a name without directories, such as 'llama'")
     out = Path(tempfile.gettempdir() if export_dir is None else export_dir)
     out.mkdir(parents=True, exist_ok=True)
     targets = {name: out / f"{model_type}{suffix}" for suffix, name in _NAMES.items()}
     if used := [path for path in targets.values() if path.exists()]:
-        raise OutputError(f"'{used[0]}' exists: choose another export_dir or model_type, or remove it first")
+        raise OutputError(f"'{used[0]}' exists already. Choose another export_dir or model_type, or remove this file first")
     options = ExportOptions(
         weight_format="real_quantized" if compressed else "fake_quantized",
         pack_method="reorder" if reorder else "order",
@@ -104,11 +104,11 @@ def load_params(
     if quant_mode is not QuantizationMode.eager_mode or pth_path:
         raise UnsupportedError(_GRAPHS)
     if model is None:
-        raise ConfigError("load_params needs a model to fill: give the float model of the same structure")
+        raise ConfigError("load_params got no model. Give a float model of the same structure as the saved model")
     with tempfile.TemporaryDirectory(prefix="quark-load-params-") as temporary:
         for (suffix, name), path in zip(_NAMES.items(), (json_path, safetensors_path), strict=True):
             if not Path(path).is_file():
-                raise CheckpointError(f"there is no file '{path}': give the two paths that save_params wrote; this one ends in {suffix}")
+                raise CheckpointError(f"there is no file '{path}'. Give the path of the {suffix} file that save_params wrote")
             represent(Path(path), Path(temporary) / name)
         device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         with links_followed():

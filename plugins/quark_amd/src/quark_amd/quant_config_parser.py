@@ -103,11 +103,11 @@ class QuantConfigParser:
         layer = reader.layer_config(quant_config)
         if layer is None:
             raise UnsupportedError(
-                f"a quantization_config with quant_method '{method}' does not say how each layer is quantized: load the whole checkpoint "
+                f"a quantization_config with quant_method '{method}' does not state how each layer is quantized. Load the whole checkpoint "
                 f"with import_model_from_safetensors"
             )
         if is_kv_cache and not kv_layers_name:
-            raise ConfigError("is_kv_cache=True needs kv_layers_name: patterns such as ['*k_proj', '*v_proj']")
+            raise ConfigError("is_kv_cache=True needs kv_layers_name. Give patterns such as ['*k_proj', '*v_proj']")
         if is_bias_quantized:
             layer = attrs.evolve(layer, bias=layer.weight)
         cached = {name: attrs.evolve(layer, output_tensors=_CACHE) for name in kv_layers_name or ()} if is_kv_cache else {}

@@ -22,7 +22,7 @@ GUARDS = "_guards_fn"
 """Name of the submodule that checks input shapes in a graph of torch.export."""
 
 _TRAINING = {"aten::batch_norm": "training", "aten::dropout": "train", "aten::feature_dropout": "train", "aten::alpha_dropout": "train"}
-_HOW = "capture the model with quark_graph.capture(model, example_inputs), or torch.export.export(model, example_inputs).module()"
+_HOW = "Capture the model with quark_graph.capture(model, example_inputs), or torch.export.export(model, example_inputs).module()"
 
 
 def capture(
@@ -46,7 +46,7 @@ def capture(
     """
     training = [name or "the model" for name, module in model.named_modules() if module.training and not list(module.children())]
     if training:
-        raise ConfigError(f"{len(training)} module(s) are in training mode ({folded(training)}): call model.eval() before the capture")
+        raise ConfigError(f"{len(training)} module(s) are in training mode ({folded(training)}). Call model.eval() before the capture")
     shapes: Any = torch.export.ShapesCollection()
     for value in tree_leaves((args, kwargs)):
         if dynamic_batch and isinstance(value, Tensor) and value.ndim:
@@ -59,7 +59,7 @@ def capture(
         cause = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise UnsupportedError(
             f"torch.export cannot capture this {type(model).__name__} as a graph ({type(error).__name__}: {cause}). Branches and shapes "
-            "that depend on values of tensors cannot be captured: rewrite them with torch.where or torch.cond, or use "
+            "that depend on values of tensors cannot be captured. Rewrite them with torch.where or torch.cond, or use "
             "quant_mode=QuantizationMode.eager_mode, which needs no graph"
         ) from error
 
@@ -71,18 +71,19 @@ def refuse_unfit_graph(model: fx.GraphModule) -> None:
         ConfigError: The graph has other nodes, is in training mode, or has quantizers.
     """
     if any(isinstance(module, QuantizerModule) for module in model.modules()):
-        raise ConfigError("this graph is quantized already: capture the float model again to quantize it differently")
+        raise ConfigError("this graph is quantized already. To quantize it in another way, capture the float model again")
     foreign = [node.name for node in model.graph.nodes if _is_foreign(node)]
     if foreign:
         raise ConfigError(
-            f"{len(foreign)} node(s) of this graph are not torch operators ({folded(foreign)}), as after torch.fx.symbolic_trace: {_HOW}"
+            f"{len(foreign)} node(s) of this graph are not torch operators ({folded(foreign)}). Graphs of torch.fx.symbolic_trace have "
+            f"such nodes. {_HOW}"
         )
     if bare := [node.name for node in model.graph.nodes if schema_name(node) and "val" not in node.meta]:
-        raise ConfigError(f"{len(bare)} node(s) of this graph have no output metadata ({folded(bare)}): {_HOW}")
+        raise ConfigError(f"{len(bare)} node(s) of this graph have no output metadata ({folded(bare)}). {_HOW}")
     training = [node.name for node in model.graph.nodes if (name := _TRAINING.get(schema_name(node) or "")) and arguments(node).get(name)]
     if training:
         raise ConfigError(
-            f"{len(training)} operator(s) of this graph are in training mode ({folded(training)}): call model.eval(), then {_HOW}"
+            f"{len(training)} operator(s) of this graph are in training mode ({folded(training)}). First call model.eval(). {_HOW}"
         )
 
 

@@ -104,7 +104,7 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
             except Exception as error:
                 raise CalibrationError(
                     f"the graph cannot be called with calibration batch {number} ({type(error).__name__}: {error}). Give batches that "
-                    f"hold only its inputs ({_inputs(model)}) and have the sizes of the capture, without padding and without a smaller "
+                    f"have only its inputs ({_inputs(model)}) and the same sizes as in the capture, without padding and without a smaller "
                     f"last batch (drop_last=True); or capture the model with quark_graph.capture, which lets the batch size vary"
                 ) from error
     for path in paths:
@@ -113,8 +113,8 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
         low, high = observed.observer.range()
         if not (is_finite(low) and is_finite(high)):
             raise NonFiniteError(
-                f"a tensor of '{path}' holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are "
-                f"bad. The model is unchanged; check these",
+                f"a tensor of '{path}' contains NaN or Inf during calibration. The model overflows there, for example in float16, or its "
+                f"weights or the data are bad. Check the dtype, the weights and the data. The model is unchanged",
                 tensor=path,
             )
         observed.quantizer.set_qparams(observed.quantizer.quantizer.qparams_from(observed.observer))
@@ -189,7 +189,7 @@ def refuse_unfit_parameters(model: fx.GraphModule, parameters: Sequence[Quantize
         )
     if wrong := [name for name, value in values.items() if not is_finite(value.detach())]:
         raise NonFiniteError(
-            f"NaN or Inf in {len(wrong)} parameter(s): {folded(wrong)}. The checkpoint is damaged or comes from a diverged run: repair "
+            f"NaN or Inf in {len(wrong)} parameter(s): {folded(wrong)}. The checkpoint is damaged or comes from a diverged run. Repair "
             f"it, or exclude the operators that read them",
             tensor=wrong[0],
         )

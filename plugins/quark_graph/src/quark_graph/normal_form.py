@@ -76,7 +76,7 @@ def _replace_writing(graph: fx.Graph) -> None:
         graph.erase_node(node)
     if wrong:
         raise UnsupportedError(
-            f"{len(wrong)} operator(s) of this graph write to a buffer, or to a tensor that is read again ({folded(wrong)}): capture the "
+            f"{len(wrong)} operator(s) of this graph write to a buffer, or to a tensor that is read again ({folded(wrong)}). Capture the "
             "model with torch.export.export(model, example_inputs).run_decompositions({}).module(), or rewrite it without in-place "
             "operators such as add_"
         )

@@ -145,9 +145,9 @@ def _by_operator(registry: Registry[GraphOpRecord], revision: tuple[int, int]) -
         for target in registry.get(name).operators:
             if (other := owners.setdefault(target, name)) != name:
                 raise ConfigError(
-                    f"two records describe the operator {target}, '{other}' of {registry.source(other)} and '{name}' of "
-                    f"{registry.source(name)}: leave one out with QUARK_DISABLED_PLUGINS, or let one take the name of the other and say "
-                    'replaces="..."'
+                    f"two records describe the operator {target}: '{other}' of {registry.source(other)} and '{name}' of "
+                    f"{registry.source(name)}. Leave out one plugin with QUARK_DISABLED_PLUGINS, or give one record the name of the other "
+                    'and set replaces="..."'
                 )
     return {target: registry.get(name) for target, name in owners.items()}
 

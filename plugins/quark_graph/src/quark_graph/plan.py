@@ -139,13 +139,13 @@ def _row(operator: Operator, config: QConfig) -> GraphRow:
 
 def _refuse_unsupported(config: QConfig) -> None:
     reasons = {
-        "algo_config": ("there are no algorithms, since they work on the blocks of a language model", "leave it out, or use eager mode"),
-        "kv_cache_quant_config": ("a graph has no KV cache", "use eager mode"),
-        "softmax_quant_spec": ("softmax is a separate operator", 'give it layer_type_quant_config={"softmax": QLayerConfig(…)}'),
+        "algo_config": ("algorithms work on the blocks of a language model", "Leave this field out, or use eager mode"),
+        "kv_cache_quant_config": ("a graph has no KV cache", "Use eager mode"),
+        "softmax_quant_spec": ("softmax is a separate operator", 'Set layer_type_quant_config={"softmax": QLayerConfig(…)}'),
     }
     for field, (reason, fix) in reasons.items():
         if getattr(config, field):
-            raise UnsupportedError(f"{field} has no effect in FX graph mode, since {reason}: {fix}")
+            raise UnsupportedError(f"{field} has no effect in FX graph mode, because {reason}. {fix}")
 
 
 def _type_name(key: type | str) -> str:

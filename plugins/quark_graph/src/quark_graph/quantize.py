@@ -41,7 +41,7 @@ def plan_graph(model: nn.Module, config: QConfig) -> GraphPlan:
     """
     if not isinstance(model, fx.GraphModule):
         raise ConfigError(
-            f"this {type(model).__name__} is not a graph: capture it with quark_graph.capture(model, example_inputs), or with "
+            f"this {type(model).__name__} is not a graph. Capture it with quark_graph.capture(model, example_inputs), or with "
             "torch.export.export(model, example_inputs).module()"
         )
     return _planned(model, config)[1]
