@@ -42,7 +42,7 @@ class _OfPreset(float):
 
 
 def of_preset(value: float) -> float:
-    """Return ``value`` marked as a default that a preset may override.
+    """Return a float that equals ``value`` and is marked as a default that a preset may override.
 
     A number that the user gives is a plain float, even if it equals the default. No preset changes a plain
     float.

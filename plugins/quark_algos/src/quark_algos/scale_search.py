@@ -202,7 +202,10 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tenso
 
 
 def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, moments: Tensor | None, scratch: Tensor) -> Tensor:
-    """Return the error of each group in each row, weighted by ``moments``, as a tensor ``[m, n]``."""
+    """Return the error of each group in each row, weighted with ``moments``.
+
+    The result is ``[m, n]`` for m groups and n rows.
+    """
     error = grid.error(w, grid.with_subscales(w, scales), scratch).view(-1, grid.group, w.shape[1])  # [m, g, n]
     if moments is None:
         return error.square_().sum(1)

@@ -18,7 +18,8 @@ __all__ = ["ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig"]
 @with_dataclass_view
 @attrs.define(init=False)
 class JsonExporterConfig:
-    """Layout of a safetensors export, which is stored as the block ``export`` of ``quantization_config``.
+    """The layout of a safetensors export. Checkpoints store it as the block ``export`` of
+    ``quantization_config``.
 
     The constructor gets the whole block as keyword arguments. A later version may add keys. Keys that are
     unknown are stored in ``extra``.

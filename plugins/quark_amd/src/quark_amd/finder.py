@@ -193,13 +193,13 @@ class PublicModules:
         """Return None, so that Python creates the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Add functions to a new module that load a name when a program accesses the name."""
+        """Add functions to a new module. They load a name when a program accesses the name."""
         name = module.__name__
         module.__doc__ = f"AMD Quark's public module `{name}`: its names are objects of this project and of plugins."
         module.__dict__.update(__getattr__=lambda attribute: load(name, attribute), __dir__=lambda: public_names(name))
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Return the code of a program, so that ``python -m`` can run it under its public name.
+        """Return the code of a public module that is a program, so that ``python -m`` can run it.
 
         Return None if the module is not a program.
         """

@@ -93,13 +93,14 @@ class ModelExporter:
             input_args: Example inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments. If
                 it is None, the example inputs are token ids, which is possible only for transformers models.
             input_names: Names of the inputs, in order. If it is empty, the names in the export configuration
-                are used. If that has no names either, the names of the arguments of the model's ``forward``
-                are used.
+                are used. If the configuration has no names either, the names of the arguments of the model's
+                ``forward`` are used.
             output_names: Names of the outputs, in order. If it is empty, the names in the export
-                configuration are used. If that has no names either, the exporter chooses names.
+                configuration are used. If the configuration has no names either, the exporter chooses names.
             verbose: Whether torch prints its progress.
             opset_version: Version of the ONNX operators. If it is None, the version in the export
-                configuration is used. If that has no version either, the exporter's default is used.
+                configuration is used. If the configuration has no version either, the exporter's default is
+                used.
             do_constant_folding: It has no effect, because constants are always folded.
             operator_export_type: It has no effect, because the file always uses ONNX operators and functions
                 that consist of ONNX operators.

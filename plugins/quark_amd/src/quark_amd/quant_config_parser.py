@@ -88,8 +88,8 @@ class QuantConfigParser:
                 cache.
 
         Raises:
-            UnsupportedError: (a NotImplementedError) The layers may be quantized in different ways, or no
-                installed plugin reads this layout.
+            UnsupportedError: (a NotImplementedError) The ``quantization_config`` does not state how each
+                layer is quantized, or no installed plugin reads this layout.
             ConfigError: (a ValueError) ``quant_config`` is damaged, or ``kv_layers_name`` is missing although
                 ``is_kv_cache`` is True.
         """

@@ -36,8 +36,8 @@ def capture(
         model: The model in inference mode (``model.eval()``).
         args: Example arguments. Only their shapes matter.
         kwargs: Example keyword arguments.
-        dynamic_batch: Whether the graph accepts other sizes of axis 0 of the arguments than the sizes in the
-            example, if the model allows it. An axis of size 1 in the example always keeps this size.
+        dynamic_batch: Whether axis 0 of the arguments may have another size than in the example, if the model
+            allows this. If the size in the example is 1, it must always be 1.
 
     Raises:
         ConfigError: The model is in training mode.

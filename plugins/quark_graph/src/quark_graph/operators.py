@@ -49,7 +49,7 @@ class Operator:
 
     @property
     def is_lookup(self) -> bool:
-        """Whether the operator reads indices instead of a float activation, as an embedding does."""
+        """Whether the operator reads indices instead of a float activation, like an embedding."""
         return self.layer_type is not None and self.layer_type.lookup
 
     def quantizer(self, slot: Slot, spec: TensorSpec) -> TensorQuantizer:

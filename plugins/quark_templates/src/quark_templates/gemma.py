@@ -1,4 +1,4 @@
-"""Templates of Gemma and Muse. Their block is that of Llama with other norms.
+"""Templates of Gemma and Muse. Their decoder blocks are like Llama's blocks, but they have other norms.
 
 Up to Gemma 3, norms multiply by 1 + weight. Since Gemma 2, blocks have a norm before and a norm after both
 attention and MLP.

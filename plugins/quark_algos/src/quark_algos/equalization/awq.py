@@ -42,7 +42,8 @@ class _Searched(Equalization):
     def _parts(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, Part]:
         """Return the quantized balance layers, grouped by their input and their weight spec.
 
-        The result is a dictionary from the name of the first layer of a group to the group.
+        The result is a dictionary. The key of a group is the name of its first layer, and the value is a
+        `Part`.
         """
         groups: dict[tuple[int, Any], list[str]] = {}
         for name in self._read(modules, block):

@@ -1,4 +1,4 @@
-"""Settings of AWQ, SmoothQuant and AutoSmoothQuant. These algorithms move scale from activations to
+"""Settings of AWQ, SmoothQuant and AutoSmoothQuant. These algorithms move scales from activations into
 weights.
 """
 
@@ -78,7 +78,7 @@ class AWQConfig(_EqualizationConfig):
             ``layers`` are the names of the balance layers. AMD Quark's keys ``inp`` and ``module2inspect``
             are accepted, too. Names are relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks. It belongs to AMD Quark's public API
-            and is not used, because the template has this name.
+            and is not used, because the name comes from the template.
         preset: ``"best"`` or ``"reference"``. The presets differ if the scales of a block do not reduce the
             block's error on held-out tokens: ``"best"`` undoes these scales, and ``"reference"`` applies them
             and logs a warning.

@@ -212,8 +212,9 @@ class EqualizationRun(TransformRun):
     def _is_sound(self, modules: ResolvedMapping, block: BlockContext, mapping: LayerMapping, output: list[Tensor]) -> bool:
         """Return whether scales of the mapping leave the block's output unchanged.
 
-        If they do not, the mapping is skipped in all later blocks, too. ``output`` is a list that stores the
-        output of the unchanged block. If it is empty, the output is computed and appended.
+        If the output changes, the mapping is skipped in this block and in all later blocks. ``output`` is a
+        list that stores the output of the unchanged block. If it is empty, the output is computed and
+        appended.
         """
         if block.output is None:
             return True

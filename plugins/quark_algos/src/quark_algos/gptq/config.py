@@ -120,7 +120,7 @@ class GPTQConfig(_HessianConfig):
         inside_layer_modules: Names of the linear layers to round, relative to a decoder block. ``*`` matches
             any characters. If the list is empty, all linear layers are rounded.
         model_decoder_layers: Full name of the list of decoder blocks. It belongs to AMD Quark's public API
-            and is not used, because the template has this name.
+            and is not used, because the name comes from the template.
 
     Raises:
         ConfigError: (a ValueError) ``desc_act`` is True, but ``static_groups`` is False.

@@ -192,8 +192,8 @@ def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
 def largest_eigenvalue(h: Tensor, steps: int = 30) -> float:
     """Return an estimate of the largest eigenvalue of a positive semidefinite matrix ``h [K, K]``.
 
-    The estimate comes from a power iteration. Its first vector is the diagonal of ``h``. It may be slightly
-    too small.
+    The estimate comes from a power iteration. Its first vector is the diagonal of ``h``. The estimate may be
+    slightly too small.
     """
     v = h.diagonal().clone()
     for _ in range(steps):

@@ -18,10 +18,10 @@ class Swept:
     Attributes:
         q: The rounded weight, Qᵀ ``[K, N]``, with the channels in the original order.
         e: The errors, Eᵀ ``[K, N]``, in the order in which columns are rounded.
-        loss: The loss of each row of W, ``[N]``. It is ``Σ_k d_k (t_k − q_k)²`` with the pivots d_k of the
-            factor, which equals ``e (H + λ I) eᵀ`` for the row e of E.
+        loss: The loss of each row of W, ``[N]``. It is ``Σ_k d_k (t_k − q_k)²``. d_k are the pivots of the
+            factor. For a row e of E, this sum equals ``e (H + λ I) eᵀ``.
         order: The order in which columns are rounded, ``[K]``. None means the original order.
-        t: The values before rounding, Tᵀ ``[K, N]``, in the order in which columns are rounded. None if
+        t: The values before rounding, Tᵀ ``[K, N]``, in the order in which columns are rounded. It is None if
             ``causal`` is None.
         causal: As in `ldlq`.
     """

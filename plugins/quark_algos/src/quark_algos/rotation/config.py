@@ -74,14 +74,15 @@ class RotationConfig(AlgoConfig):
     """Settings of the rotations R1 to R4 (QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406).
 
     The names in ``backbone``, ``model_decoder_layers``, ``v_proj``, ``o_proj``, ``self_attn`` and ``mlp``
-    belong to AMD Quark's public API. They are not used, because the template has these names.
+    belong to AMD Quark's public API. They are not used, because the names come from the template.
 
     Attributes:
         scaling_layers: The modules into which R1 is folded. The keys ``first_layer``, ``middle_layers`` and
             ``last_layer`` have lists of entries. In an entry, ``prev_modules`` are the layers that write to
             the residual stream, and ``next_modules`` are the layers that read the stream through
             ``norm_module``. In names, ``layer_id`` stands for the number of a block, and ``pre_layer_id`` for
-            the previous number. If a block has no module of a name, the name is ignored for this block.
+            the number of the block before it. If a block has no module with such a name, the name is ignored
+            for this block.
         r1: Whether the residual stream is rotated.
         r2: Whether the values of attention are rotated, each head separately.
         r3: Whether queries and keys are rotated after the rotary embedding, each head separately, while the
@@ -105,10 +106,10 @@ class RotationConfig(AlgoConfig):
         trainable: Whether rotations are learned. This is not supported.
         train_smooth: Whether equalization scales are learned, too. This is not supported.
         smooth_positions: The mappings for ``train_smooth``. They are not used.
-        preset: With ``"best"``, those of R1, R2 and the online rotations are left out that do not reduce the
-            error on held-out tokens. With ``"reference"``, all rotations are applied, and a warning is logged
-            if the error does not decrease. Both presets apply R3, because R3 changes only a quantized cache,
-            and the error on held-out tokens does not measure the cache.
+        preset: With ``"best"``, only those rotations are applied that reduce the error on held-out tokens.
+            The candidates are R1, R2 and the online rotations. With ``"reference"``, all rotations are
+            applied, and a warning is logged if the error does not decrease. Both presets apply R3, because R3
+            changes only a quantized cache, and the error on held-out tokens does not measure the cache.
         random: A field of configurations from versions before 0.12. It sets ``random_r1`` and ``random_r2``.
     """
 

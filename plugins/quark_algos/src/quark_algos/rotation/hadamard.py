@@ -70,13 +70,11 @@ def transform(x: Tensor, order: int, *, transposed: bool = False) -> Tensor:
     Returns: A new tensor ``[…, order]`` with the dtype and device of ``x``.
 
     Raises:
-        ConfigError: No Hadamard matrix of this order is known here.
+        ConfigError: This plugin has no Hadamard matrix of this order.
     """
     factors = factors_of(order)
     if factors is None:
-        raise ConfigError(
-            f"there is no Hadamard matrix of order {order} here. Rotate in blocks of {largest_order(order)}, which divides it"
-        )
+        raise ConfigError(f"quark has no Hadamard matrix of order {order}. Rotate in blocks of {largest_order(order)}")
     shape, right = x.shape, order
     for factor in factors:
         right //= factor
@@ -137,8 +135,9 @@ class Rotation:
     A rotation that preserves the mean over channels has the blocks ``H · diag(signs) · Hᵀ / block`` instead.
     The first sign of each block is +1. H maps the first unit vector to a vector of ones, so R maps a vector
     of ones to itself. For this reason, R does not change the mean, and LayerNorm commutes with R. RMSNorm
-    commutes with any rotation. With random signs, the entries of such a block have different magnitudes, of
-    about ``1 / √block``, which is the magnitude of all entries of ``H / √block``.
+    commutes with any rotation. All entries of ``H / √block`` have the magnitude ``1 / √block``. If signs are
+    random, the entries of ``H · diag(signs) · Hᵀ / block`` have different magnitudes, but their root mean
+    square has the same value.
 
     Signs and blocks come from QuaRot (arXiv 2404.00456). The rotation that preserves the mean is derived from
     the definition of LayerNorm.
@@ -159,8 +158,8 @@ class Rotation:
         if self.block < 1 or self.width < 1 or self.width % self.block:
             raise ConfigError(f"the width {self.width} is not a multiple of rotation_size {self.block}. Choose a divisor of the width")
         if factors_of(self.block) is None:
-            fix = f"Choose {largest_order(self.block)}, which divides it"
-            raise ConfigError(f"rotation_size {self.block} is not the order of a Hadamard matrix that is known here. {fix}")
+            fix = f"Choose {largest_order(self.block)}"
+            raise ConfigError(f"quark has no Hadamard matrix of the order rotation_size={self.block}. {fix}")
         if self.signs is not None and tuple(self.signs.shape) != (self.width,):
             raise ConfigError(
                 f"a rotation of width {self.width} got signs of shape {tuple(self.signs.shape)}. Give one sign for each channel"

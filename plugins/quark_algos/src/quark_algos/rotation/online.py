@@ -40,7 +40,7 @@ def product(x: Tensor, size: int) -> Tensor:
     Returns: A new tensor ``[…, size]`` with the dtype and device of ``x``.
 
     Raises:
-        ConfigError: No Hadamard matrix of this order is known here.
+        ConfigError: This plugin has no Hadamard matrix of this order.
     """
     base = base_order(size)
     if base == 1 or base is None:
@@ -70,7 +70,7 @@ def matrix_of(size: int) -> Tensor:
     """Return the Hadamard matrix M ``[size, size]`` as an int8 tensor on the CPU. Each value is 1 or -1.
 
     Raises:
-        ConfigError: No Hadamard matrix of this order is known here.
+        ConfigError: This plugin has no Hadamard matrix of this order.
     """
     matrix = torch.empty(size, size, dtype=torch.int8)
     for start in range(0, size, _ROWS):
@@ -112,7 +112,7 @@ class InputRotation:
     like any other layer.
 
     Args:
-        size: The block size. It must be the order of a known Hadamard matrix.
+        size: The block size. This plugin must have a Hadamard matrix of this order.
 
     Attributes:
         transforms_input: Marks the hook for `quark.algorithms.input_is_transformed`.
@@ -120,7 +120,7 @@ class InputRotation:
         matrix: M ``[size, size]``, float32, on any device. It is None if M equals the result of `matrix_of`.
 
     Raises:
-        ConfigError: No Hadamard matrix of this order is known here.
+        ConfigError: This plugin has no Hadamard matrix of this order.
     """
 
     transforms_input: ClassVar[bool] = True

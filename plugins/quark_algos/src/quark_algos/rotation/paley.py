@@ -69,7 +69,7 @@ def hadamard(m: int) -> Tensor:
     elif m % 4 == 0 and m // 4 in WILLIAMSON:
         found = _williamson(WILLIAMSON[m // 4])
     else:
-        raise ValueError(f"no construction of a Hadamard matrix of order {m} is known here. Use a divisor for which has_order() is true")
+        raise ValueError(f"quark cannot construct a Hadamard matrix of order {m}. Use a divisor for which has_order() is true")
     return found * found[:, :1]
 
 

@@ -140,11 +140,10 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Module]
 
 
 def see_single_experts(block: nn.Module, facts: Architecture, writers: Mapping[str, nn.Module]) -> None:
-    """Check that the experts of a block are separate layers that write to the residual stream.
+    """Raise UnsupportedError if the experts of a block are not separate layers that write to the residual
+    stream.
 
-    The check passes if the block has no experts.
-
-    Raise UnsupportedError if they are not.
+    If the block has no experts, no error is raised.
     """
     holder = submodule(block, facts.experts) if facts.experts else None
     if holder is None or all(parameter.ndim < 2 for parameter in holder.parameters()):

@@ -1,4 +1,4 @@
-"""Rotate: the transform that folds R1 and R2 into weights and installs the online rotations R3 and R4."""
+"""`Rotate`: the transform that folds R1 and R2 into weights and installs the online rotations R3 and R4."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Rotate(Transform):
         if validation is None:
             get_logger(__name__).warning(
                 "The rotation is not validated, because there is no calibration data. Compare the result with a run without rotation, "
-                "above all for formats whose blocks share a scale."
+                "above all for formats with one scale per block of values."
             )
             return True
         if validation.is_improvement:

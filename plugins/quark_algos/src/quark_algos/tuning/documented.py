@@ -33,7 +33,7 @@ class AutoRoundConfig(config.AutoRoundConfig):
     """Settings of AutoRound, with two additional fields for compatibility with AMD Quark. These fields have
     no effect.
 
-    The layers are chosen by the model's family.
+    The model family determines the layers.
 
     Attributes:
         inside_layer_modules: This field has no effect.
@@ -58,7 +58,7 @@ class BlockwiseTuningConfig(config.TuningConfig):
     """Settings of block tuning, with the fields of AMD Quark's class.
 
     Of AMD Quark's fields, only ``epochs`` has an effect. The step sizes of this project are relative, unlike
-    those of AMD Quark, so they have other names.
+    the step sizes of AMD Quark, so their fields have other names.
 
     Attributes:
         weight_lr: This field has no effect. Set ``lr``, ``scale_lr`` and ``norm_lr`` instead.
