@@ -87,8 +87,8 @@ def rotated_attentions(model: nn.Module, attentions: Sequence[AttentionRow], row
     for name, size in sizes.items():
         if factors_of(size) is None:
             raise UnsupportedError(
-                f"queries and keys of '{name}' cannot be rotated (r3), because heads have {size} channels, and quark has no Hadamard matrix "
-                f"of this order. Leave out r3"
+                f"queries and keys of '{name}' cannot be rotated (r3), because heads have {size} channels, and quark has no Hadamard "
+                f"matrix of this order. Leave out r3"
             )
     return sizes
 
