@@ -1,8 +1,10 @@
-"""Benchmarks, which report each figure as a ratio to a floor measured in the same run.
+"""Benchmarks of speed, memory and accuracy.
+
+Most figures are ratios to a floor, which is measured in the same run.
 
 `make bench` runs the benchmarks that need only this repository.
 
-OpenMP threads that wait for each other sleep after a short spin, as in the ``quark`` program. Set
+OpenMP threads that wait for each other spin briefly and then sleep, as in the ``quark`` program. Set
 ``OMP_WAIT_POLICY`` to change this.
 """
 

@@ -4,18 +4,18 @@
         [--samples 128] [--length 2048] [--activation-memory BYTES] [--directory DIR]
 
 Each case writes a checkpoint of random bfloat16 weights, and forecasts the cost of the run as ``quark plan``
-does. It then quantizes the checkpoint from disk to disk, and calibrates on random tokens. The program starts
-no new case when ``--minutes`` have passed. A line of the table has:
+does. It then quantizes the checkpoint from disk to disk, and calibrates on random tokens. When ``--minutes``
+have passed, the program starts no further case. Each line of the table has:
 
-* the seconds of the run, and of a block after the first, also by phase;
+* the seconds of the run, the mean seconds of a block after the first, and the seconds of each phase;
 * the peak of the device's memory;
 * the floor, in seconds: the FLOPs of forwards and Hessians ÷ the measured FLOP/s of bfloat16 matrix products,
   plus the FLOPs of the solver ÷ the measured FLOP/s of float32 matrix products. If copying the checkpoint
   takes longer, the floor is the time of the copy;
-* seconds ÷ floor, and seconds and memory ÷ forecast.
+* the ratios seconds ÷ floor, seconds ÷ forecast seconds, and memory ÷ forecast memory.
 
-Bars hold for 128 sequences of 2048 tokens on a GPU of the size of an H100. ``tiny`` and ``tiny-mixture`` run
-anywhere in seconds, and show only that the program works.
+The bars are meant for 128 sequences of 2048 tokens on a GPU as fast as an H100. ``tiny`` and ``tiny-mixture``
+run anywhere in seconds, and show only that the program works.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Case:
         layers: The number of decoder blocks; None for all.
         algorithms: Names of algorithms joined by ``+``; empty for round-to-nearest.
         scheme: The scheme.
-        seconds: Most seconds of the run.
-        block_seconds: Most seconds of a block after the first.
-        peak: Most bytes on the device.
-        share_of_copy: Least throughput of the run ÷ throughput of copying the checkpoint.
+        seconds: The most seconds that the run may take.
+        block_seconds: The most seconds that a block after the first may take.
+        peak: The most bytes that the run may allocate on the device.
+        share_of_copy: The least ratio of two throughputs: of the run, and of copying the checkpoint.
     """
 
     shape: str
@@ -107,7 +107,7 @@ class Rates:
     copy: float
 
     def floor(self, estimate: Estimate, size: int) -> float:
-        """Return the least seconds of a run that reads ``size`` bytes."""
+        """Return the least seconds that a run can take if it copies ``size`` bytes."""
         work = estimate.work
         return max((work.forward + work.statistics) / self.bfloat16 + work.solver / self.float32, size / self.copy)
 
@@ -117,15 +117,15 @@ class Measured:
     """The cost of a run.
 
     Attributes:
-        seconds: Seconds of the whole run, with reading and writing.
-        block: Mean seconds of the blocks after the first; of the only block, if there is one.
-        phases: Seconds of the host by phase, from the report. In one phase, the host may wait for the device
-            to finish an earlier phase.
-        peak: Most bytes on the device; 0 if the device is the CPU.
+        seconds: Seconds of the whole run, including reading and writing the checkpoint.
+        block: Mean seconds of a block, without the first block if there are several.
+        phases: Seconds that the host spends in each phase, from the report. In one phase, the host may wait
+            for the device to finish an earlier phase.
+        peak: The most bytes allocated on the device; 0 if the device is the CPU.
         size: Bytes of the checkpoint.
-        floor: Least seconds; see `Rates.floor`.
+        floor: The result of `Rates.floor`.
         forecast: Seconds that the plan forecasts.
-        forecast_peak: Bytes on the device that the plan forecasts; 0 if the device is the CPU.
+        forecast_peak: The peak that the plan forecasts, in bytes; 0 if the device is the CPU.
         copy: Seconds of copying the checkpoint.
     """
 
@@ -140,7 +140,7 @@ class Measured:
     copy: float
 
     def missed(self, case: Case) -> list[str]:
-        """Return the bars of the case that the run misses, in words."""
+        """Return a sentence for each bar of the case that the run misses."""
         figures = [
             ("seconds", self.seconds, case.seconds),
             ("seconds a block", self.block, case.block_seconds),
@@ -151,11 +151,11 @@ class Measured:
 
 
 def measured(case: Case, source: Path, device: str, data: list[Tensor], activation_memory: int | None = None) -> Measured:
-    """Forecast, run and measure a case; delete its output.
+    """Forecast the cost of a case, run and measure it, and delete the quantized checkpoint.
 
     Args:
         case: The case.
-        source: Its checkpoint.
+        source: The float checkpoint of the case.
         device: The device of the run.
         data: Calibration sequences, ``[1, tokens]``.
         activation_memory: Limit for activations in bytes, as in the configuration.

@@ -1,4 +1,4 @@
-"""Busy loops, which compete for processors as other programs on a shared machine do."""
+"""Busy loops. They compete for processors, like other programs on a shared machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Run ``count`` busy processes during the body, which begins when all of them compute.
+    """Run ``count`` busy processes during the body of the ``with`` statement.
+
+    The body begins when all of these processes compute.
 
     The busy processes end when this process ends, for whatever reason.
     """

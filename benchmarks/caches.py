@@ -1,12 +1,12 @@
-"""Measure quantized KV caches of a model with float weights: KL divergence from the float model.
+"""Measure the KL divergence between a float model and the same model with a quantized KV cache.
 
     python -m benchmarks.caches TEXT_DIR MODEL… [--caches fp8,fp8_per_head,int8,nvfp4] [--windows 8]
                                 [--length 512]
 
-A MODEL is a directory, or ``NAME=DIRECTORY``; the texts come from `benchmarks.texts`. Calibration sees
-windows of the first half of ``foldoc``; evaluation sees windows of the second halves of ``foldoc`` and
-``devil``. The program prints a table with a row for each model. The cells are means over the windows, with
-their standard errors.
+A MODEL is a directory, or ``NAME=DIRECTORY``; the texts come from `benchmarks.texts`. Calibration uses
+windows from the first half of ``foldoc``. Evaluation uses windows from the second half of ``foldoc`` and the
+second half of ``devil``. The program prints a table with a row for each model. The cells are means over the
+windows, with their standard errors.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ CALIBRATION, EVALUATION = "foldoc", ("foldoc", "devil")
 
 
 def cache_alone(model_type: str, scheme: str) -> QConfig:
-    """Return a configuration that quantizes the KV cache by a scheme, and nothing else."""
+    """Return a configuration that quantizes only the KV cache, in the given scheme."""
     config = LLMTemplate.get(model_type).get_config(scheme, kv_cache_scheme=scheme)
     cached = {name: QLayerConfig(output_tensors=layer.output_tensors) for name, layer in config.kv_cache_quant_config.items()}
     return attrs.evolve(config, global_quant_config=QLayerConfig(), layer_quant_config=deepcopy(cached), kv_cache_quant_config=cached)
 
 
 def row(name: str, path: Path, args: argparse.Namespace) -> str:
-    """Return the row of one model: the divergence of each cache."""
+    """Return one model's row of the table: the divergence with each quantized cache."""
     reference: Any = load_model(path, dtype="float32")
     kind = LanguageModel(reference, path, load_tokenizer(path), args.text)
     calibration = kind.calibration(CALIBRATION, args.windows, args.length)

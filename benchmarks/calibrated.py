@@ -1,22 +1,23 @@
-"""Calibrated rounding on a real model: time against one forward, perplexity, divergence, memory.
+"""Measure time, memory, perplexity and divergence of calibrated rounding on a real model.
 
     python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4|table] [--preset
                                     best|reference] [--dtype bfloat16] [--one-thread] [--busy 1] [--repeats 3]
                                     [--no-quality]
                                     [--out docs/data/calibrated.json]
 
-`benchmarks.perplexity` describes the protocol. `ratio` is the time of quantize_model ÷ the time of one float
-forward over the calibration tokens in the same process (the faster of two). `peak` is the growth of resident
-memory beyond the loaded model ÷ the float32 bytes of one block's weights, Hessians and activations. Each run
-has its own process, so no other run changes its time and memory. Each run prints a line of JSON, and the
-program prints a table at the end.
+`benchmarks.perplexity` describes the protocol. `ratio` is the time of ``quantize_model`` ÷ the time of one
+float forward pass over the calibration tokens. Both are measured in the same process, and the forward time is
+the faster of two. `peak` is the growth of resident memory beyond the loaded model ÷ the float32 bytes of one
+block's weights, Hessians and activations. Each run has its own process, so runs do not affect each other's
+time and memory. Each run prints a line of JSON. The program prints a table at the end.
 
-With ``--one-thread``, times are CPU seconds of one thread. Other work on the machine hardly changes them.
-With ``--busy N``, each quantization runs a second time beside N busy processes. `busy_ratio` is the median of
-the busy times ÷ the median of the quiet ones. The project's bar is 1.6 for one busy process on two cores.
+With ``--one-thread``, times are CPU seconds of one thread. Other work on the machine hardly changes CPU
+seconds. With ``--busy N``, each quantization runs a second time beside N busy processes. `busy_ratio` is the
+median of the busy times ÷ the median of the quiet ones. The project's bar is 1.6 for one busy process on two
+cores.
 
-``--out`` adds the accuracy of each run to a file, by algorithm and scheme. The documentation shows
-`docs/data/calibrated.json`.
+``--out`` names a file to which the program adds the accuracy of each algorithm and scheme. The documentation
+shows `docs/data/calibrated.json`.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, 
 
 
 def _quantize(args: argparse.Namespace, algorithm: str, scheme: str, model: torch.nn.Module, calib: Tensor) -> float:
-    """Quantize ``model`` in place, and return the wall time; CPU seconds with ``--one-thread``."""
+    """Quantize ``model`` in place, and return the wall time, or the CPU time with ``--one-thread``."""
     config = LLMTemplate.get(model.config.model_type).get_config(scheme=scheme, algorithm=_names(algorithm) or None)
     options = {"preset": args.preset, **json.loads(args.options)}
     config.algo_config = [_with_options(settings, options) for settings in config.algo_config or []] or None
@@ -121,7 +122,7 @@ def _quantize(args: argparse.Namespace, algorithm: str, scheme: str, model: torc
 
 
 def _with_options(settings: Any, options: Mapping[str, Any]) -> Any:
-    """Return an algorithm's settings with the options that are its fields."""
+    """Return ``settings`` with new values for each option that is one of their fields."""
     return attrs.evolve(settings, **{name: value for name, value in options.items() if hasattr(settings, name)})
 
 
@@ -130,19 +131,19 @@ def _names(algorithm: str) -> list[str]:
 
 
 def _resident() -> float:
-    """Return the bytes of resident memory, and reset the peak to them."""
+    """Return the resident memory in bytes, and reset the recorded peak to it."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return _peak()
 
 
 def _peak() -> float:
-    """Return the most bytes of resident memory since `_resident` was called."""
+    """Return the peak of the resident memory since the last call of `_resident`, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def _allowed_bytes(model: torch.nn.Module, tokens: int) -> float:
-    """Return the bytes of one block in float32: weights, Hessians, inputs and outputs of layers."""
+    """Return the float32 bytes of one block's weights, Hessians, and layer inputs and outputs."""
     block = next(iter(model.get_submodule("model.layers").children()))
     linears = {n.rsplit(".", 1)[-1]: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
     inputs = [m.in_features for n, m in linears.items() if n not in ("k_proj", "v_proj", "up_proj")]  # they share inputs
@@ -205,7 +206,7 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
 
 
 def add_accuracy(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
-    """Add the accuracy of one run to the file of figures, by algorithm and scheme."""
+    """Store the accuracy of one run in the file of figures, under its algorithm and scheme."""
     data: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"accuracy": {}}
     data |= {"command": "python -m benchmarks.calibrated SMOLLM2_135M TEXT_DIR --runs RUN,… --out docs/data/calibrated.json"}
     data |= {"model": f"SmolLM2-135M, {args.dtype}", "preset": args.preset, "quark": VERSION, "torch": str(torch.__version__)}
@@ -215,7 +216,7 @@ def add_accuracy(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
 
 
 def _in_own_process(arguments: list[str]) -> str:
-    """Measure one run; print and return its line, which is empty if the run failed."""
+    """Measure one run in a new process, then print and return its line of JSON; empty if the run failed."""
     done = subprocess.run([sys.executable, "-m", "benchmarks.calibrated", *arguments], check=False, stdout=subprocess.PIPE, text=True)
     line = done.stdout.strip()
     print(line, flush=True)
@@ -223,7 +224,10 @@ def _in_own_process(arguments: list[str]) -> str:
 
 
 def _table(results: list[dict[str, Any]]) -> Iterator[str]:
-    """Return a table in Markdown: algorithms by schemes, with perplexity, divergence and top-1 agreement."""
+    """Yield the lines of a Markdown table with a row for each algorithm and a column for each scheme.
+
+    A cell has perplexity, divergence and top-1 agreement.
+    """
     found = {(r["algorithm"], r["scheme"]): "{perplexity:.2f} / {mean_kl:.3f} / {top1:.3f}".format(**r) for r in results}
     schemes = list(dict.fromkeys(scheme for _, scheme in found))
     yield " | ".join(["|", *schemes, ""]).strip()

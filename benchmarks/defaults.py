@@ -1,4 +1,4 @@
-"""Compare settings over model × seed × text × scheme: is one better, worse or equal?
+"""Compare settings on each combination of model, seed, text and scheme: is a setting better, worse or equal?
 
     python -m benchmarks.defaults TEXT_DIR MODEL… --setting now=gptq --setting mse=gptq:scale_search=mse
                                   [--schemes int4_wo_64,mxfp4] [--seeds 0,1] [--calibrate foldoc]
@@ -8,27 +8,28 @@
 
 A MODEL is a directory, or ``NAME=DIRECTORY``; ``tiny-llama``, ``tiny-mixture`` and ``tiny-layernorm`` are the
 bundled ones. A model is a language model, a sentence embedder or a speech recognizer; each kind has its own
-measures (`benchmarks.model_kinds`). ``--seeds`` rescale the channels of a language model by factors that
-cancel (`benchmarks.rescaled`); seed 0 leaves the weights as they are. The texts come from `benchmarks.texts`.
-Calibration sees the first half of a text; evaluation sees the second half of this text and of others. For a
-quick look, use ``--windows 2 --length 128``. If whole models take too long, ``--blocks`` quantizes only the
-first decoder blocks.
+measures (`benchmarks.model_kinds`). ``--seeds`` makes variants of a language model: each seed rescales the
+channels by factors that cancel (`benchmarks.rescaled`), and seed 0 leaves the weights unchanged. The texts
+come from `benchmarks.texts`. Calibration uses the first half of a text. Evaluation uses the second half of
+each text of ``--evaluate``. For a quick look, use ``--windows 2 --length 128``. If whole models take too
+long, ``--blocks`` quantizes only the first decoder blocks.
 
 A setting is ``NAME=ALGORITHMS[:OPTION=VALUE,…]``: algorithms joined by ``+``, or ``none`` for
-round-to-nearest. An option is a field of the algorithms' settings: ``damp_percent`` sets it for every
-algorithm that has the field, ``gptq.damp_percent`` for GPTQ alone. An option may also be the full name of a
-constant or function, such as ``quark_algos.gptq.config.BEST_DAMPING``; a function then returns the value.
-Values are JSON. The option
-``calibration`` replaces the texts of ``--calibrate``: ``code+german`` takes half of the sequences from each,
-``code+code+german`` two thirds from code. ``calibration_windows`` and ``calibration_length`` are the number
-of sequences and their tokens. All settings are compared with the first one.
+round-to-nearest. An option is a field of the algorithms' settings: ``damp_percent`` sets the field in every
+algorithm that has it, and ``gptq.damp_percent`` only in GPTQ. An option may also be the full name of a
+constant or function, such as ``quark_algos.gptq.config.BEST_DAMPING``. A constant is replaced by the value,
+and a function by one that returns the value. Values are JSON. The option ``calibration`` replaces the texts
+of ``--calibrate``: ``code+german`` takes half of the sequences from each text, and ``code+code+german`` takes
+two thirds from ``code``. The option ``calibration_windows`` is the number of sequences, and
+``calibration_length`` the number of tokens in each. All settings are compared with the first one.
 
-A cell is a model, a seed, a scheme, a text of calibration and a text of evaluation. For each cell, the
+A cell is a combination of model, seed, scheme, calibration text and evaluation text. For each cell, the
 program prints KL divergence from the float model and perplexity, or 1 − cosine for a sentence embedder. It
-adds the differences with standard errors paired by sequence, and a verdict (`benchmarks.paired`). The last
-line has the verdict over all cells. ``cost`` is CPU seconds of quantization ÷ CPU seconds of a float forward
-over the calibration tokens. Other work on the machine raises both. With ``--device``, ``cost`` counts the CPU
-seconds of the host, which may wait for the device.
+also prints the difference with its standard error, both from pairs of values for the same sequence, and a
+verdict (`benchmarks.paired`). The last line has the verdict over all cells. ``cost`` is CPU seconds of
+quantization ÷ CPU seconds of a float forward pass over the calibration tokens. Other work on the machine
+raises both times. With ``--device``, ``cost`` counts the CPU seconds of the host, which may wait for the
+device.
 """
 
 from __future__ import annotations
@@ -71,13 +72,13 @@ class Setting:
     """Algorithms, and options that differ from the defaults.
 
     Attributes:
-        name: Name in the table.
+        name: Name of the setting in the table.
         algorithms: Names of algorithms, in any order; empty for round-to-nearest.
-        options: Values by field of the algorithms' settings.
-        replaced: Values by full name of a constant or function.
-        calibration: Calibration texts, joined by ``+``; empty for the texts of ``--calibrate``.
+        options: Maps fields of the algorithms' settings to their values.
+        replaced: Maps full names of constants or functions to the values that replace them.
+        calibration: Names of calibration texts, joined by ``+``; empty for the texts of ``--calibrate``.
         sequences: Number of calibration sequences; None for the number of ``--calibration-windows``.
-        length: Tokens of each calibration sequence; None for ``--length``.
+        length: Number of tokens in each calibration sequence; None for the number of ``--length``.
     """
 
     name: str
@@ -116,10 +117,10 @@ class Setting:
         )
 
     def config(self, model_type: str, scheme: str) -> Any:
-        """Return the configuration of a run.
+        """Return the configuration of this setting for a model type and a scheme.
 
         Raises:
-            ValueError: An option is a field of no algorithm of the setting.
+            ValueError: The setting has an option that none of its algorithms has as a field.
         """
         config = LLMTemplate.get(model_type).get_config(scheme=scheme, algorithm=list(self.algorithms) or None)
         unused = set(self.options)
@@ -140,7 +141,7 @@ class Setting:
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
-        """Replace the constants and functions named in ``replaced`` during the body."""
+        """Replace the constants and functions that ``replaced`` names, during the ``with`` body."""
         patches = [mock.patch.object(*_owner(name), _like(name, value)) for name, value in self.replaced.items()]
         try:
             for patch in patches:
@@ -151,7 +152,7 @@ class Setting:
 
 
 def _options(text: str) -> list[str]:
-    """Return the parts of a text between commas, except commas in brackets."""
+    """Split a text at its commas, but not at commas in brackets."""
     depths = list(accumulate((character in "[{") - (character in "]}") for character in text))
     return "".join("\n" if character == "," and not depth else character for character, depth in zip(text, depths, strict=True)).split("\n")
 
@@ -165,10 +166,10 @@ def _value(text: str) -> Any:
 
 
 def _owner(name: str) -> tuple[Any, str]:
-    """Return the module or class of a full name, and the name in it.
+    """Return the module or class that defines a full name, and the last part of the name.
 
     Raises:
-        ValueError: There is nothing of this name.
+        ValueError: No module defines this name.
     """
     *parts, last = name.split(".")
     for size in range(len(parts), 0, -1):
@@ -185,14 +186,14 @@ def _owner(name: str) -> tuple[Any, str]:
 
 
 def _like(name: str, value: Any) -> Any:
-    """Return the value, or a function that returns it if the name refers to a function."""
+    """Return ``value``, or a function that returns ``value`` if the name is the name of a function."""
     owner, last = _owner(name)
     return (lambda *_, **__: value) if callable(getattr(owner, last)) else value
 
 
 @attrs.frozen
 class Place:
-    """Where settings are compared: model, seed, scheme, and text of calibration."""
+    """A combination of model, seed, scheme and calibration text on which settings are compared."""
 
     model: str
     seed: int
@@ -201,7 +202,9 @@ class Place:
 
 
 def measured(args: argparse.Namespace, name: str, path: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the cells of one model and seed: the values of each sequence by setting.
+    """Yield the cells of one model and seed.
+
+    A cell has the values that each setting gives for each sequence.
 
     Raises:
         ValueError: The model is not a language model, and ``--blocks`` or a seed other than 0 is given.
@@ -233,7 +236,7 @@ def _rescale(model: nn.Module, seed: int, rows: Mapping[str, Sequence[Batch]]) -
 def _quantized(
     args: argparse.Namespace, setting: Setting, place: Place, path: Path, rows: Mapping[str, Sequence[Batch]], calib: Sequence[Batch]
 ) -> tuple[nn.Module, float]:
-    """Return a fresh copy of the model, quantized, and its cost in forwards."""
+    """Quantize a fresh copy of the model; return the copy and the cost in units of a float forward pass."""
     model = load_model(path, args.dtype)
     _rescale(model, place.seed, rows)
     model.to(args.device)
@@ -249,7 +252,7 @@ def _quantized(
 
 @torch.no_grad()
 def _forward_seconds(model: nn.Module, batches: Sequence[Batch]) -> float:
-    """Return the CPU seconds of one float forward over some batches."""
+    """Return the CPU seconds of one float forward pass over some batches."""
     model(**batches[0])
     start = time.process_time()
     for batch in batches:
@@ -259,7 +262,10 @@ def _forward_seconds(model: nn.Module, batches: Sequence[Batch]) -> float:
 
 @contextmanager
 def first_blocks(model: Any, count: int | None) -> Iterator[None]:
-    """Cut a model such as a Llama to its first decoder blocks during the body; None keeps all."""
+    """Remove all but the first ``count`` decoder blocks of a Llama-like model during the ``with`` body.
+
+    If ``count`` is None, the model keeps all blocks.
+    """
     if count is None:
         yield
         return
@@ -272,7 +278,7 @@ def first_blocks(model: Any, count: int | None) -> Iterator[None]:
 
 
 def summary(cells: Sequence[Mapping[str, Any]], before: str, after: str) -> str:
-    """Return the line for all cells: change of the measure, cells by verdict, and overall verdict."""
+    """Return a line about all cells: mean change, number of cells of each verdict, and overall verdict."""
     change, verdicts = pooled(cells, before, after), [row_of(cell, before, after).change.verdict for cell in cells]
     cells_of = ", ".join(f"{count} {name}" for name, count in counts(verdicts).items())
     error = "" if change.error is None else f" ± {100 * math.exp(change.mean) * change.error:.1f}"
@@ -281,7 +287,7 @@ def summary(cells: Sequence[Mapping[str, Any]], before: str, after: str) -> str:
 
 
 def line(cell: Mapping[str, Any], before: str, after: str) -> str:
-    """Return one cell as a line."""
+    """Return the line that describes one cell."""
     row = row_of(cell, before, after)
     where = f"{cell['model']} {cell['seed']} {cell['scheme']} {cell['calibration']}→{cell['evaluation']}"
     parts = [f"{row.measure} {row.mean:.4f} → {row.mean + row.change.mean:.4f} ({_signed(row.change)})"]
@@ -317,7 +323,7 @@ def add_comparison(path: Path, args: argparse.Namespace, cells: Sequence[Mapping
 
 
 def _texts(args: argparse.Namespace) -> set[str]:
-    """Return the names of all texts."""
+    """Return the names of the texts that any argument uses."""
     given = (*args.calibrate, *args.evaluate, *(setting.calibration for setting in args.setting))
     return {kind for kinds in given for kind in kinds.split("+") if kind}
 
@@ -342,7 +348,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def places(models: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Yield name and directory of each model."""
+    """Yield the name and the directory of each model."""
     for text in models:
         name, _, directory = text.rpartition("=")
         if text.startswith("tiny-"):

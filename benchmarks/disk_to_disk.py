@@ -1,26 +1,26 @@
-"""Measure quantization from checkpoint to checkpoint on random Llamas: memory, throughput, a large model.
+"""Measure memory and throughput of quantization from checkpoint to checkpoint, on Llamas with random weights.
 
-The program writes the models and removes them.
+The program writes the Llamas, and deletes them at the end.
 
     python -m benchmarks.disk_to_disk layers [--layers 15] [--samples 8] [--length 512]
     python -m benchmarks.disk_to_disk copy [--shape 1b] [--schemes fp8,int4_wo_128] [--runs 5]
     python -m benchmarks.disk_to_disk large [--shape 8b] [--scheme mxfp4_weight_only]
     python -m benchmarks.disk_to_disk evaluate [--shape 1b] [--scheme mxfp4_weight_only]
 
-* ``layers`` measures the peak resident memory of GPTQ on SmolLM2's shape. It may grow by less than 10 % when
-  the model has four times as many layers.
+* ``layers`` measures the peak resident memory of GPTQ on SmolLM2's shape. The bar: in a model with four times
+  as many layers, the peak is less than 10 % higher.
 * ``copy`` measures the throughput of quantization, in alternation with loading and saving the same shards by
-  safetensors. Quantization must reach at least half the throughput of this copy. Two more lines wait until
-  the disk has all bytes, as quantization does: a copy, and for each scheme loading and saving the finished
-  shards ("shards of …"). These lines are lower bounds for any program.
-* ``large`` quantizes an 8B model of 16 GB under 4 GiB. A copy through safetensors would hold a shard of 5 GB
-  at a time.
-* ``evaluate`` measures the peak memory of comparing a quantized checkpoint with its float checkpoint, with
-  both models in memory and block by block. It has no bar.
+  safetensors. Quantization must reach at least half the throughput of this copy. Quantization waits until the
+  disk has all bytes, and two more kinds of lines do so too: a copy, and, for each scheme, loading and saving
+  the finished shards ("shards of …"). No program can be faster than these lines.
+* ``large`` quantizes an 8B model of 16 GB with a peak under 4 GiB. For comparison, a copy through safetensors
+  has a whole shard of 5 GB in memory.
+* ``evaluate`` measures the peak memory of comparing a quantized checkpoint with its float checkpoint, once
+  with both models in memory and once block by block. This figure has no bar.
 
-A peak is the high-water mark of a fresh process (VmHWM, Linux), and includes pages of mapped files. The
-program writes checkpoints to ``--directory``; ``large`` needs 21 GB there. The exit status is 1 if a bar is
-missed.
+A peak is the most resident memory of a fresh process (VmHWM, Linux), including pages of memory-mapped files.
+The program writes checkpoints to ``--directory``; ``large`` needs 21 GB there. The exit status is 1 if a bar
+is missed.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ RESIDENT = 4 << 30
 
 
 def status(field: str) -> int:
-    """Return a field of this process's status, in bytes."""
+    """Return a field of ``/proc/self/status``, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 
 def child(args: argparse.Namespace) -> None:
-    """Quantize one checkpoint in this process, and print its cost as JSON."""
+    """Quantize one checkpoint in this process, and print the cost as JSON."""
     import transformers.models.llama.modeling_llama  # noqa: F401 - counted with the imports, not with the run
 
     config, data = weights_only(args.scheme)("llama"), None
@@ -74,7 +74,7 @@ def child(args: argparse.Namespace) -> None:
 
 
 def comparing(args: argparse.Namespace) -> None:
-    """Compare a quantized checkpoint with its float one in this process, and print its cost as JSON."""
+    """Compare a quantized checkpoint with its float checkpoint in this process; print the cost as JSON."""
     import transformers.models.llama.modeling_llama  # noqa: F401 - counted with the imports
 
     from quark.checkpoint.transformers_loading import register_layouts
@@ -120,7 +120,7 @@ def in_fresh_process(kind: str, *arguments: str) -> dict[str, Any]:
 
 
 def layers(args: argparse.Namespace, directory: Path) -> list[Measurement]:
-    """Measure the peak memory at a number of layers, and at four times as many."""
+    """Measure the peak memory with ``args.layers`` decoder layers, and with four times as many."""
     peaks = []
     for count in (args.layers, 4 * args.layers):
         source = write_random_checkpoint(directory / f"layers-{count}", "smollm2", count)
@@ -139,7 +139,7 @@ def layers(args: argparse.Namespace, directory: Path) -> list[Measurement]:
 def copying(source: Path, *, to_the_disk: bool = False) -> Callable[[Path], None]:
     """Return a function that loads and saves every shard of a checkpoint.
 
-    With ``to_the_disk``, it waits until the disk has all bytes.
+    With ``to_the_disk``, the function also waits until the disk has all bytes.
     """
 
     def copied(out: Path) -> None:
@@ -163,7 +163,10 @@ def quantizing(source: Path, scheme: str) -> Callable[[Path], None]:
 
 
 def saving(source: Path, scheme: str, directory: Path) -> Callable[[Path], None]:
-    """Return a function that loads and saves the shards of a quantized checkpoint, and waits for the disk."""
+    """Return a function that loads and saves the shards of a checkpoint quantized in ``scheme``.
+
+    The function also waits until the disk has all bytes.
+    """
     quantizing(source, scheme)(directory)
     return copying(directory, to_the_disk=True)
 
@@ -255,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def measurements(arguments: list[str]) -> list[Measurement]:
-    """Make, print and return the measurements that the arguments name."""
+    """Run the measurements that the arguments name, print them and return them."""
     args = _parser().parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors" if hasattr(os, "getloadavg") else ""

@@ -2,11 +2,11 @@
 
     python -m benchmarks.experts [--algorithms gptq,awq,awq+gptq] [--calibration 8,2] [--scheme int4_wo_64]
 
-The program measures each algorithm with each number of calibration windows of 256 tokens. Two lines give the
-model's KL divergence, without and with ``calibrate_all_experts``. A line for each expert gives its number of
-calibration tokens, and its squared output error ÷ the error of round-to-nearest. The error is measured on
-the tokens of the held-out text that the float model routes to the expert. Calibration uses the end of the
-text, evaluation its beginning.
+The program measures each algorithm with each number of calibration windows of 256 tokens. It prints two lines
+with the model's KL divergence, without and with ``calibrate_all_experts``. It prints one more line for each
+expert: the expert's number of calibration tokens, and the squared error of the expert's output ÷ the same
+error with round-to-nearest. The error of an expert is measured on those tokens of the held-out text that the
+float model routes to the expert. Calibration uses the end of the text, and evaluation the beginning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Experts = Mapping[str, nn.Module]
 
 
 def quantized(algorithm: str, scheme: str, windows: int, *, all_experts: bool = False) -> Any:
-    """Return the quantized tiny mixture; an empty ``algorithm`` means round-to-nearest."""
+    """Return the quantized tiny mixture-of-experts model; an empty ``algorithm`` means round-to-nearest."""
     config = tiny_template("mixture").get_config(scheme=scheme, algorithm=algorithm.split("+") if algorithm else None)
     config.calibrate_all_experts = all_experts
     data = calibration_batches(windows, LENGTH) if algorithm else None
@@ -37,19 +37,22 @@ def quantized(algorithm: str, scheme: str, windows: int, *, all_experts: bool = 
 
 
 def float_model(scheme: str) -> nn.Module:
-    """Return the tiny mixture with each expert as a module."""
+    """Return the float tiny mixture-of-experts model, in which each expert is a module."""
     model = tiny_model(kind="mixture")
     separate_experts(model, tiny_template("mixture").get_config(scheme=scheme), set())
     return model
 
 
 def experts_of(model: nn.Module) -> dict[str, Any]:
-    """Return the experts by name."""
+    """Return a dictionary from name to expert."""
     return {name: module for name, module in model.named_modules() if ".experts." in name and hasattr(module, "down_proj")}
 
 
 def inputs_of(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
-    """Return the inputs of each expert that gets tokens, ``[tokens, channels]``."""
+    """Return a dictionary from expert to inputs, ``[tokens, channels]``.
+
+    Experts that get no tokens are left out.
+    """
     arrived: dict[str, list[Tensor]] = {}
 
     def keep(name: str) -> Any:
@@ -66,8 +69,8 @@ def inputs_of(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
 def errors(model: nn.Module, reference: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the squared output error of each expert.
 
-    The inputs come from the float model, divided by the scales that an equalization has moved from the norm
-    into the experts.
+    ``inputs`` are those of the float model. If an equalization has moved scales from the norm into the
+    experts of ``model``, these experts get the inputs divided by the scales.
     """
     found, floats, experts = {}, experts_of(reference), experts_of(model)
     for name, x in inputs.items():
@@ -84,7 +87,7 @@ def _output(expert: Any, x: Tensor) -> Tensor:
 
 
 def lines(algorithms: list[str], scheme: str, windows: int) -> Iterator[str]:
-    """Yield the lines for one number of calibration windows."""
+    """Yield the lines of the output for one number of calibration windows."""
     text = token_windows(tiny_tokenizer(), held_out_text(), LENGTH, limit=EVALUATED)
     reference = float_model(scheme)
     inputs = inputs_of(reference, text)

@@ -1,13 +1,13 @@
-"""Measure speed and peak memory of every number format on a 4096 × 4096 float32 tensor, beside a copy.
+"""Measure speed and peak memory of every number format on a 4096 × 4096 float32 tensor, relative to a copy.
 
     python -m benchmarks.formats [--runs 9] [--threads 2] [--only mxfp4,mx6] [--reference PYTHON]
 
-The floor is ``x.clone()``: it reads the tensor once and writes it once to fresh memory, as quantization must.
-Each run times the floor and every operation in turn. The program prints medians, their ratios, and GB/s of
-float32 read and written. `fake-quantize` computes its scales from the tensor. Its peak memory includes the
-tensor and the result, and is given in multiples of the tensor's size (Linux only). ``--reference`` names the
-interpreter of an environment with amd-quark 0.13. Its fake-quantize is timed in alternation, without
-compilation.
+The floor is the time of ``x.clone()``, which reads the tensor once and writes it once to new memory.
+Quantization must do both too. Each run times the floor and every operation in turn. The program prints
+medians, their ratios, and GB/s of float32 read and written. `fake-quantize` computes its scales from the
+tensor. The peak memory of `fake-quantize` includes the tensor and the result, and is a multiple of the
+tensor's size (Linux only). ``--reference`` names the interpreter of an environment with amd-quark 0.13. The
+fake-quantize of amd-quark is timed without compilation, in alternation with the other operations.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ for line in sys.stdin:
 
 
 def operations(quantizer: TensorQuantizer, x: Tensor) -> dict[str, Callable[[], object]]:
-    """Return the operations of one format, each on prepared data."""
+    """Return a dictionary from name to operation of one format; the data of each operation is prepared."""
     values, qparams = quantizer.round_to_nearest(x)
     codes = quantizer.codes_of(values, qparams)
     packed = quantizer.pack(codes, qparams)
@@ -108,7 +108,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 class Reference:
-    """Times amd-quark in its own interpreter, which prints one timing a line."""
+    """Measures amd-quark in an interpreter of its own, which prints one time per line."""
 
     def __init__(self, python: str, threads: int, cases: dict[str, tuple[str, dict[str, object]]]) -> None:
         arguments = [python, "-c", REFERENCE, json.dumps(cases), str(SIDE), str(threads)]
@@ -127,7 +127,7 @@ class Reference:
         return line.strip()
 
     def seconds(self, name: str) -> float:
-        """Return the time of amd-quark's fake-quantize in a case, or of a copy if the case is ``copy``."""
+        """Return the time of amd-quark's fake-quantize in the case ``name``; for ``copy``, that of a copy."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{name}\n")
         self._process.stdin.flush()
@@ -135,7 +135,7 @@ class Reference:
 
 
 def quantizers(only: str) -> dict[str, TensorQuantizer]:
-    """Return a quantizer for each case."""
+    """Return a dictionary from case to quantizer."""
     wanted = only.split(",") if only else [*CASES, *TWO_STAGES]
     specs = {name: quark.schemes().load_config(name)().weight for name in TWO_STAGES if name in wanted}
     for name in (n for n in CASES if n in wanted):
@@ -146,7 +146,10 @@ def quantizers(only: str) -> dict[str, TensorQuantizer]:
 
 
 def peak(action: Callable[[], object], x: Tensor) -> float | None:
-    """Return the peak memory of a call ÷ the size of ``x``, ``x`` included; None if unknown."""
+    """Return the peak memory of a call ÷ the size of ``x``, or None if the system does not report it.
+
+    The peak memory includes ``x``.
+    """
     try:
         # This returns freed memory to the system. Else the peak would miss memory that the call reuses.
         ctypes.CDLL(None).malloc_trim(0)

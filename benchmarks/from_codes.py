@@ -1,19 +1,22 @@
-"""Measure memory and time of models that run from codes, beside the same models with unpacked weights.
+"""Measure memory and time of models that run from codes, relative to the same models with unpacked weights.
 
     python -m benchmarks.from_codes [MODEL] [--shape 1b] [--schemes int4_wo_32,fp8] [--prompt 512]
 
 MODEL is a float checkpoint. Without it, the program writes a random Llama of ``--shape``, and measures only
-memory. All weights are rounded to nearest, and so is MODEL's head. The program removes the checkpoints.
+memory. All weights are rounded to nearest, also those of MODEL's head. The program deletes the checkpoints at
+the end.
 
 Memory: a fresh process loads a checkpoint and computes the logits of 64 tokens in the checkpoint's dtype. The
-figure is its peak resident memory beyond the imports (VmHWM, Linux) ÷ the size of the checkpoint's files. The
-peak includes pages of mapped files. The bar is 1.15. Loading: CPU seconds of loading ÷ CPU seconds of reading
-the files.
+figure is the process's peak resident memory (VmHWM, Linux), without the memory of the imports, ÷ the size of
+the checkpoint's files. The peak includes pages of memory-mapped files. The bar is 1.15.
 
-Time: seconds of one thread for the float32 logits of a prompt and of one token ÷ the same for the model with
-unpacked weights. The seconds are medians of alternating runs. The bar of a prompt is 1 / 0.9. "least
-operations" adds to the unpacked model the fewest torch operations that make float32 weights from 4-bit codes,
-in slices that stay in cache: two shifts, a conversion and a product.
+Loading: the figure is CPU seconds of loading ÷ CPU seconds of reading the files.
+
+Time: the figure is the seconds that one thread takes to compute float32 logits ÷ the seconds with unpacked
+weights. There is one figure for a prompt, and one for a single token. The seconds are medians of alternating
+runs. The bar of a prompt is 1 / 0.9. "least operations" is a floor: the unpacked model, plus the fewest torch
+operations that can make float32 weights from 4-bit codes. These are two shifts, a conversion and a product,
+in slices that fit the cache.
 """
 
 from __future__ import annotations
@@ -48,7 +51,10 @@ SLICE = 1 << 18
 
 
 def child(checkpoint: Path, *, packed: bool) -> dict[str, float]:
-    """Return bytes and seconds of loading a checkpoint, and of a forward, in this process."""
+    """Load a checkpoint in this process, and compute logits.
+
+    Return the peak memory, the seconds of loading, and the seconds of reading the files.
+    """
     import transformers.models.gemma3.modeling_gemma3
     import transformers.models.llama.modeling_llama  # noqa: F401 - counted with the imports
 
@@ -64,7 +70,7 @@ def child(checkpoint: Path, *, packed: bool) -> dict[str, float]:
 
 
 def memory(checkpoint: Path, scheme: str, model: str) -> Iterator[Measurement]:
-    """Yield the memory of a checkpoint's model, from codes and unpacked, and the time of loading it."""
+    """Yield the peak memory of a model that runs from codes, and of the unpacked model; then the loading time."""
     size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
     case, found = f"{scheme} ({model})", {}
     for way in ("packed", "unpacked"):
@@ -78,7 +84,7 @@ def memory(checkpoint: Path, scheme: str, model: str) -> Iterator[Measurement]:
 
 
 def speed(checkpoint: Path, scheme: str, model: str, prompt: int) -> Iterator[Measurement]:
-    """Yield the time of a prompt and of one token from codes, beside the unpacked model."""
+    """Yield the time from codes ÷ the time of the unpacked model, for a prompt and for one token."""
     packed, unpacked = (load_model(checkpoint, "float32", packed=is_packed) for is_packed in (True, False))
     floor, memory = "the model with weights in memory", "from codes: time"
     for length, repeats, bar in ((prompt, 3, PROMPT), (1, 9, None)):
@@ -108,7 +114,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _least_unpacking(model: nn.Module) -> None:
-    """Compute float32 numbers from 4-bit codes, one for each weight of a model's linear layers."""
+    """Compute as many float32 numbers from 4-bit codes as a model's linear layers have weights."""
     words, places = torch.zeros(SLICE // 8, 1, dtype=torch.int32), torch.arange(28, -4, -4, dtype=torch.int32)
     whole, values, scales = torch.empty(SLICE // 8, 8, dtype=torch.int32), torch.empty(SLICE // 32, 32), torch.ones(SLICE // 32, 1)
     count = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
@@ -119,7 +125,10 @@ def _least_unpacking(model: nn.Module) -> None:
 
 
 def checkpoints(source: Path, schemes: str, directory: Path, *, with_head: bool) -> Iterator[tuple[str, Path]]:
-    """Yield each scheme and its checkpoint, which exists until the next one is asked for."""
+    """Yield each scheme, and a checkpoint quantized in this scheme.
+
+    The checkpoint is deleted when the next scheme is requested.
+    """
     model_type = read_json(source / "config.json")["model_type"]
     for scheme in schemes.split(","):
         with tempfile.TemporaryDirectory(dir=directory) as out:

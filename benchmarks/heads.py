@@ -3,9 +3,10 @@
     python -m benchmarks.heads TEXT_DIR NAME=DIRECTORY [--windows 4] [--length 128]
                                [--out docs/data/heads.json]
 
-Each row is a checkpoint, quantized from disk to disk in the model's own dtype and loaded in float32. KL
-divergence from the float model is the mean over the windows of all texts of `benchmarks.texts`, with its
-standard error. Bytes are the size of the stored tensors: of the tied embeddings, and of all tensors.
+Each row is a checkpoint, quantized from disk to disk in the model's own dtype and loaded in float32. Its KL
+divergence from the float model is a mean with a standard error, over the windows of all texts of
+`benchmarks.texts`. It has two sizes in bytes: of the stored tensors of the tied embeddings, and of all stored
+tensors.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ TEXTS = (*PACKAGED, "code")
 
 
 def configuration(model_type: str, body: str | None, head: str | None) -> QConfig:
-    """Return the configuration of a row, which rounds to nearest."""
+    """Return the configuration of a row; it rounds to nearest."""
     own = schemes().load_config(head)() if head else None
     tied = {} if own is None else {"lm_head": own, "*embed_tokens": own}
     if body is None:
@@ -92,7 +93,7 @@ def measured(source: Path, texts: Path, windows: int, length: int) -> Iterator[R
 
 
 def share_parameters(model: nn.Module, reference: nn.Module) -> None:
-    """Let a model share memory with the reference's parameters that equal its own."""
+    """Save memory: let ``model`` use those parameters of ``reference`` that equal its own."""
     own = dict(model.named_parameters())
     for name, parameter in reference.named_parameters():
         if name in own and torch.equal(own[name], parameter):
@@ -100,7 +101,7 @@ def share_parameters(model: nn.Module, reference: nn.Module) -> None:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of values and its standard error."""
+    """Return the mean of ``values``, and the standard error of the mean."""
     return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 

@@ -1,11 +1,11 @@
-"""Measure the kernels on a GPU: bandwidth of rounding, codes and packing, and time of the column loop.
+"""Measure kernels on a GPU: the bandwidth of rounding, encoding and packing, and the time of the column loop.
 
     python -m benchmarks.kernels [--runs 50] [--side 8192]
 
 The floor of an elementwise kernel is ``out.copy_(x)``, which reads and writes as many bytes in total as the
-kernel. The bar is 70 % of the copy's bandwidth. Times are medians between events of the GPU. The GPU waits
-before each call, so that the time of the host's launches does not count. Tensors are larger than the GPU's
-caches. Without a GPU, the program measures nothing.
+kernel. The bar is 70 % of the copy's bandwidth. Times are medians, measured with CUDA events. The GPU waits
+before each call until the host has launched it, so a time does not include the launch. Tensors are larger
+than the GPU's caches. Without a GPU, the program measures nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ LAUNCHING = 2_000_000
 
 
 def seconds(action: Callable[[], object], runs: int) -> float:
-    """Return the median time of a call on the GPU, after three calls to compile and warm up."""
+    """Return the median time of a call on the GPU.
+
+    Three unmeasured calls come first, which compile and warm up.
+    """
     for _ in range(3):
         action()
     times = []
