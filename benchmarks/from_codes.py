@@ -70,7 +70,7 @@ def child(checkpoint: Path, *, packed: bool) -> dict[str, float]:
 
 
 def memory(checkpoint: Path, scheme: str, model: str) -> Iterator[Measurement]:
-    """Yield the peak memory of a model that runs from codes, and of the unpacked model; then the loading time."""
+    """Yield the peak memory from codes, the peak memory unpacked, and the loading time from codes."""
     size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
     case, found = f"{scheme} ({model})", {}
     for way in ("packed", "unpacked"):

@@ -1,22 +1,23 @@
-"""Compare mixed precision on a real model with single schemes and a heuristic of equal size.
+"""Compare mixed precision on a real model with single schemes and with a heuristic, at equal size.
 
     python -m benchmarks.mixed_precision MODEL TEXT_DIR
                                          [--sets fp8,mxfp6_e2m3,mxfp4/ptpc_fp8,uint4_wo_32,uint4_wo_64]
                                          [--bits 5,6] [--uniform nvfp4,mx6] [--sensitivities fisher,output]
                                          [--dtype bfloat16] [--windows 2] [--out FILE]
 
-The selector chooses schemes for the checkpoint in its own dtype, on 8 sequences of 512 tokens from
-TEXT_DIR/foldoc.txt, from character 200,000 on. The program then rounds the model to nearest in --dtype, and
-uses the same text for static scales. It compares the result with the float model in --dtype on other
-sequences of 512 tokens: --windows from foldoc.txt (from character 3,500,000 on) and as many from devil.txt
-(from character 20,000 on).
+The selector chooses schemes for the checkpoint in the checkpoint's own dtype. It uses 8 sequences of 512
+tokens from TEXT_DIR/foldoc.txt (from character 200,000 on). The program then converts the model to --dtype,
+and rounds it to nearest in the chosen schemes. Static scales come from the same 8 sequences. It compares the
+result with the float model in --dtype on other sequences of 512 tokens: --windows from foldoc.txt (from
+character 3,500,000 on) and as many from devil.txt (from character 20,000 on).
 
-The program measures each set of candidates at each size of --bits, with the choice by each sensitivity and by
-the heuristic ``ends``. ``ends`` starts at the first and the last block and goes inwards: it gives the larger
-candidates to as many groups as the budget allows. It runs with all candidates and without the largest ones.
-The program also measures every scheme of a set and of --uniform alone. It prints a line of JSON for each row,
-then ratios. ``--out`` writes the rows to a file, which the documentation shows. If the file has a row
-already, the program keeps it, so you can restart a measurement.
+For each set of candidates and each size of --bits, the program measures one choice for each sensitivity, and
+the choices of the heuristic ``ends``. ``ends`` starts at the first and the last block and goes inwards: it
+gives each group the largest candidate that the budget still allows. It makes one choice from all candidates,
+and more choices without the largest candidates. The program also measures every scheme of a set and of
+--uniform alone. It prints a line of JSON for each row, then ratios. ``--out`` writes the rows to a file,
+which the documentation shows. If the file has a row already, the program keeps it, so you can restart a
+measurement.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ UNIFORM_CHOICE, ENDS = "uniform", "ends"
 
 
 class Uniform:
-    """One candidate for every group."""
+    """Selector that chooses the same candidate for every group."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -62,7 +63,10 @@ class Uniform:
 
 
 class Ends:
-    """Give larger candidates to the groups nearest to the first and the last block, within the size."""
+    """Selector that spends the size on the groups nearest to the first and the last block.
+
+    It goes inwards, and gives each group the largest candidate that still fits the size.
+    """
 
     def select(self, problem: SelectionProblem) -> Selection:
         last = max(_block(group.name) for group in problem.groups)
@@ -77,7 +81,7 @@ class Ends:
 
 
 class Predicting:
-    """This project's selector, which predicts losses once for each set of candidates."""
+    """The selector `MixedPrecision`, which here predicts the losses of a set of candidates only once."""
 
     def __init__(self, sensitivity: str) -> None:
         self._own = MixedPrecision(sensitivity=sensitivity, measured=0, points=2)
@@ -96,7 +100,7 @@ def _block(name: str) -> int:
 
 
 class Remembered(torch.nn.Module):
-    """A model that computes the logits of each batch of tokens once."""
+    """A model that computes the logits of a batch of tokens once, and stores them for later calls."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -125,7 +129,7 @@ class Measured:
         return select_schemes(self.model, candidates, Budget(bits=bits), self.calib, selector=selector)
 
     def row(self, row: Mapping[str, Any], result: SelectionResult) -> dict[str, Any]:
-        """Print and return the row with the chosen schemes, their size, and their divergence."""
+        """Quantize in the chosen schemes; print and return the row with the size and the divergence."""
         model = load_model(self.model, self.dtype)
         ModelQuantizer(result.config).quantize_model(model, self.calib)
         found = compare(model, self.reference, self.evaluation)
@@ -138,7 +142,10 @@ class Measured:
 
 
 def wanted_rows(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Sequence[str], float, Any]]:
-    """Yield name, candidates, size and selector of each row: each scheme, then each set of candidates."""
+    """Yield the key, the candidates, the size in bits and the selector of each row.
+
+    The rows of single schemes come first, then the rows of the sets of candidates.
+    """
     sets = [names.split(",") for names in args.sets.split("/")]
     named = [name for names in sets for name in names] + list(filter(None, args.uniform.split(",")))
     for name in dict.fromkeys(name for name in named if name != "bf16"):
@@ -155,7 +162,10 @@ def wanted_rows(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Sequ
 
 
 def measured_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each scheme alone, and for each choice from each set of candidates at each size."""
+    """Return the rows of `wanted_rows` with their figures.
+
+    Rows that the file has already are not measured again.
+    """
     measured = Measured(args)
     rows: list[dict[str, Any]] = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out and args.out.exists() else []
     for row, names, bits, selector in wanted_rows(args):
@@ -170,25 +180,31 @@ def measured_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def write(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the rows to the file, with the measured figures."""
+    """Write the rows to the file of ``--out``, with a description of the measurement."""
     data = {"command": "python -m benchmarks.mixed_precision SMOLLM2_135M TEXT_DIR --out docs/data/mixed_precision.json"}
     data |= {"model": f"SmolLM2-135M, {args.dtype}", "quark": VERSION, "torch": str(torch.__version__)}
     args.out.write_text(json.dumps({**data, "predictions": 2 * args.windows * 511, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def best_alone(rows: Sequence[dict[str, Any]], bits: float) -> dict[str, Any] | None:
-    """Return the row of the scheme with the smallest divergence that has at most that many bits."""
+    """Among the single schemes of at most ``bits`` bits, return the row with the smallest divergence.
+
+    Return None if every scheme is larger.
+    """
     fitting = [row for row in rows if row["choice"] == UNIFORM_CHOICE and row["bits"] <= bits]
     return min(fitting, key=lambda row: row["kl"], default=None)
 
 
 def is_heuristic(row: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
-    """Return whether a row has the heuristic's choice for another row's candidates and size."""
+    """Return whether ``row`` is a choice of ``ends`` for the candidates and the size of ``chosen``."""
     return (row["choice"], row["candidates"], row["target"]) == (ENDS, chosen["candidates"], chosen["target"])
 
 
 def measurements(rows: Sequence[dict[str, Any]]) -> list[Measurement]:
-    """Return each choice's KL divergence ÷ that of the best single scheme of its size, and of ``ends``."""
+    """Return two figures for each choice: its KL divergence ÷ the divergence of two rivals of the same size.
+
+    The rivals are the best single scheme and the best choice of ``ends``.
+    """
     found = []
     for row in (row for row in rows if row["choice"] not in (UNIFORM_CHOICE, ENDS)):
         alone = best_alone(rows, row["target"])

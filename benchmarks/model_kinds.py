@@ -1,4 +1,4 @@
-"""Inputs and measures of the kinds of models that `benchmarks.defaults` compares.
+"""Inputs and quality measures for each kind of model in `benchmarks.defaults`.
 
 =================  ==================================  =================================================
 kind               reads                               measured by
@@ -8,7 +8,7 @@ sentence embedder  windows of a text                   1 − cosine of its embed
 speech recognizer  words of a window, spoken           KL divergence of its tokens, and perplexity
 =================  ==================================  =================================================
 
-Divergence and cosine are relative to the float model.
+The KL divergence and the cosine compare a model with the float model.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Values = dict[str, dict[str, list[float]]]
 
 
 class ModelKind(ABC):
-    """Inputs and measures of one model.
+    """Makes the inputs of one model, and measures its quantized copies.
 
     Args:
         model: The float model.
-        path: Its directory.
-        tokenizer: Its tokenizer.
+        path: Directory of the float model.
+        tokenizer: Tokenizer of the float model.
         folder: Directory of the texts.
     """
 
@@ -50,7 +50,7 @@ class ModelKind(ABC):
     def calibration(self, texts: str, sequences: int, length: int) -> list[Batch]:
         """Return sequences from the first halves of texts, whose names are joined by ``+``.
 
-        Each text gives equally many sequences; a text that is named twice gives twice as many.
+        Each name stands for the same number of sequences, so a text that is named twice gives twice as many.
         """
         kinds = texts.split("+")
         counts = Counter(kinds[number % len(kinds)] for number in range(sequences))
@@ -64,19 +64,23 @@ class ModelKind(ABC):
         return [self.batch(row, text) for row in windows(self.tokenizer, self.folder / f"{text}.txt", half, count, length)]
 
     def batch(self, tokens: Tensor, text: str) -> Batch:
-        """Return the model's arguments for the tokens of a window, ``[T]``, of the named text."""
+        """Return the model's arguments for one window, ``[T]`` tokens of the text ``text``."""
         return {"input_ids": tokens[None]}
 
     @abstractmethod
     def values(self, models: Mapping[str, nn.Module], batches: Sequence[Batch]) -> Values:
-        """Return each sequence's measures by name and setting; the float model counts as a setting."""
+        """Return a dictionary from setting to a dictionary from measure to one value per sequence.
+
+        ``models`` maps settings to models. The float model has the setting ``"float"`` if it has measures of
+        its own.
+        """
 
 
 class LanguageModel(ModelKind):
-    """Reads windows of a text, and predicts the next token of each."""
+    """Reads windows of a text, and predicts the token after each token."""
 
     def values(self, models: Mapping[str, nn.Module], batches: Sequence[Batch]) -> Values:
-        """Return KL divergence and negative log-likelihood, in nats."""
+        """Return the KL divergence and the negative log-likelihood of each sequence, in nats."""
         values: Values = {"float": {"nll": []}} | {name: {"kl": [], "nll": []} for name in models}
         with evaluating(self.reference, *models.values()):
             for batch in batches:
@@ -91,11 +95,11 @@ class LanguageModel(ModelKind):
         return values
 
     def scored(self, batch: Batch) -> Windows:
-        """Return the tokens of a batch, and a mask of the predicted ones."""
+        """Return the tokens of a batch, and which of them the model predicts."""
         return Windows(batch["input_ids"], torch.ones(1, dtype=torch.int64))
 
     def predicted(self, model: nn.Module, batch: Batch, scored: Windows) -> NextTokens:
-        """Return the predictions of a model for these tokens."""
+        """Return the predictions of a model for the tokens ``scored``."""
         return next_token_logits(model, scored)
 
 
@@ -123,12 +127,12 @@ class SpeechRecognizer(LanguageModel):
         return [generation.decoder_start_token_id, *(vocabulary[name] for name in names if name in vocabulary)]
 
     def scored(self, batch: Batch) -> Windows:
-        """Return the decoder's tokens; the start tokens are not predicted."""
+        """Return the decoder's tokens. The model does not predict the start tokens."""
         tokens = batch["decoder_input_ids"]
         return Windows(tokens, torch.tensor([len(self._start("en"))]))
 
     def predicted(self, model: nn.Module, batch: Batch, scored: Windows) -> NextTokens:
-        """Return a model's predictions for its audio."""
+        """Return the predictions of a model for the audio of a batch."""
         device = next(model.parameters()).device
         logits = model(**{name: tensor.to(device) for name, tensor in batch.items()}).logits[:, :-1]
         return NextTokens(
@@ -137,10 +141,10 @@ class SpeechRecognizer(LanguageModel):
 
 
 class SentenceEmbedder(ModelKind):
-    """Embeds a window of a text: the mean of the last hidden states."""
+    """Embeds a window of a text. The embedding is the mean of the last hidden states."""
 
     def values(self, models: Mapping[str, nn.Module], batches: Sequence[Batch]) -> Values:
-        """Return 1 − cosine to the embedding of the float model."""
+        """Return 1 − cosine of each sequence's embedding and the float model's embedding."""
         values: Values = {name: {"distance": []} for name in models}
         with evaluating(self.reference, *models.values()):
             for batch in batches:

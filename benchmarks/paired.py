@@ -1,9 +1,9 @@
 """Statistics of `benchmarks.defaults`: paired standard errors by sequence, and verdicts.
 
-Both settings are measured on the same sequences, so hard sequences do not blur the difference. Sequences
-count as independent; tokens of one sequence do not. A verdict is *better* or *worse* if the 95 % interval of
-Student's t distribution excludes zero difference, and otherwise *equal*. With few sequences the interval is
-wide.
+Two settings are measured on the same sequences, so the difference does not depend on how hard the sequences
+are. The statistics treat sequences as independent, but not the tokens of one sequence. A verdict is *better*
+or *worse* if the 95 % interval of Student's t distribution excludes zero difference, and otherwise *equal*.
+With few sequences the interval is wide.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _STEPS = 20_000
 
 @cache
 def student_t(degrees: int) -> float:
-    """Return the t such that 95 % of Student's distribution with these degrees of freedom lies within ± t.
+    """Return the number t for which 95 % of Student's t distribution lies between −t and t.
 
-    The density is integrated over the angle θ with ``x = √ν tan θ``, where it is ``cos^(ν − 1) θ``.
+    ``degrees`` is the number ν of degrees of freedom. With ``x = √ν tan θ``, the density is proportional to
+    ``cos^(ν − 1) θ``, and the function integrates over θ.
 
     >>> [round(student_t(n), 3) for n in (1, 3, 10, 1000)]
     [12.706, 3.182, 2.228, 1.962]
@@ -43,7 +44,7 @@ class Difference:
 
     Attributes:
         mean: Mean over independent units, such as sequences; below 0 if the second setting is better.
-        error: Its standard error; None for fewer than two units.
+        error: Standard error of the mean; None for fewer than two units.
         units: Number of units.
     """
 
@@ -53,7 +54,7 @@ class Difference:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Difference:
-        """Return the mean and the standard error of one value per unit."""
+        """Return the mean and the standard error of ``values``, which has one value per unit."""
         count, mean = len(values), math.fsum(values) / len(values)
         if count < 2:
             return cls(mean, None, count)
@@ -69,16 +70,17 @@ class Difference:
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> Difference:
-    """Return the mean difference ``after − before`` of values of the same sequences."""
+    """Return the mean of ``after − before``, which have a value for each sequence in the same order."""
     return Difference.of([b - a for a, b in zip(before, after, strict=True)])
 
 
 def log_ratio(pairs: Iterable[tuple[Hashable, float, float]]) -> Difference:
-    """Return the mean of ``ln(after ÷ before)`` over sequences.
+    """Return the mean of ``ln(after ÷ before)`` over sequences, with its standard error.
 
     Args:
-        pairs: Sequence, value before, and value after, both above 0. Values of one sequence are averaged
-            first, since they are not independent; several schemes or seeds give several values.
+        pairs: Tuples of a sequence, the value before, and the value after; both values are above 0. A
+            sequence has several pairs if there are several schemes or seeds. These pairs are not independent,
+            so they are averaged first.
     """
     of_sequence: dict[Hashable, list[float]] = {}
     for sequence, before, after in pairs:
@@ -89,8 +91,8 @@ def log_ratio(pairs: Iterable[tuple[Hashable, float, float]]) -> Difference:
 def overall(verdicts: Sequence[str]) -> str:
     """Return the verdict over all cells, which decides whether a default may change.
 
-    `BETTER` if most cells are better and none is worse, `WORSE` in the opposite case, `MIXED` if some are
-    better and some worse, and otherwise `EQUAL`.
+    The verdict is `BETTER` if most cells are better and none is worse, and `WORSE` if most are worse and none
+    is better. It is `MIXED` if some cells are better and some are worse, and `EQUAL` otherwise.
     """
     better, worse = verdicts.count(BETTER), verdicts.count(WORSE)
     if better and worse:
@@ -100,5 +102,5 @@ def overall(verdicts: Sequence[str]) -> str:
 
 
 def counts(verdicts: Sequence[str]) -> Mapping[str, int]:
-    """Return the numbers of better, equal and worse cells."""
+    """Return a dictionary from verdict to number of cells."""
     return {name: verdicts.count(name) for name in (BETTER, EQUAL, WORSE)}

@@ -1,18 +1,19 @@
-"""Compare quark with other programs, each in its own environment: time, memory and accuracy.
+"""Compare time, memory and accuracy of quark and other programs. Each program has an environment of its own.
 
     python -m benchmarks.peers MODEL TEXT_DIR [--auto-round PYTHON] [--llm-compressor PYTHON] [--amd-quark
                                PYTHON] [--runs gptq/int4_wo_64,autoround/int3_wo_64,…] [--programs
                                quark,auto-round] [--limit 900] [--out FILE]
 
-A run is ALGORITHM/SCHEME. Each program that has the algorithm runs it in float32 at its default settings, on
-the tokens of `benchmarks.calibrated`. The token embedding and ``lm_head`` stay in float; every other linear
-layer is quantized. The scripts in `peer_programs/` call each program's public API and measure by the same
-code. quark and AMD Quark have the same API, so they share a script. The floor is a forward over the
-calibration tokens in the same process, both in CPU time.
+A run is ALGORITHM/SCHEME. Each program that has the algorithm runs it in float32 with the program's default
+settings, on the tokens of `benchmarks.calibrated`. The token embedding and ``lm_head`` stay in float; every
+other linear layer is quantized. The scripts in `peer_programs/` call each program's public API, and all
+measure with the same code. quark and AMD Quark have the same API, so they share a script. The floor is the
+CPU time of a forward pass over the calibration tokens in the same process.
 
-``--out`` keeps each result at once. Runs that are in the file already are skipped, so you can restart a
-measurement; remove rows to measure them again. The documentation's tables show `docs/data/peers.json`. A
-program that takes longer than --limit seconds, or fails, is reported and left out.
+``--out`` names a file, to which the program writes each result as soon as it has it. The program skips runs
+that are in the file already, so you can restart a measurement. To measure a run again, remove its row. The
+documentation's tables show `docs/data/peers.json`. A program that takes longer than --limit seconds, or
+fails, is reported and left out.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ PROGRAMS = {
 
 
 def run(python: str, script: str, arguments: list[str], limit: float) -> Row | None:
-    """Return the figures that a program prints; None if it fails or takes too long."""
+    """Run a script, and return the figures that it prints; None if it fails or takes too long."""
     others = {name: value for name, value in os.environ.items() if python == sys.executable or name != "PYTHONPATH"}
     command = [python, str(Path(__file__).with_name("peer_programs") / f"{script}.py"), *arguments]
     try:
@@ -83,7 +84,7 @@ def run(python: str, script: str, arguments: list[str], limit: float) -> Row | N
 def windows(tokenizer: Any, path: Path, start: int) -> Tensor:
     """Return 8 windows of 512 tokens, ``[8, 512]``, from character ``start`` on.
 
-    Each begins with the tokenizer's start token.
+    Each window begins with the tokenizer's start token.
     """
     text = path.read_text(encoding="utf-8", errors="replace")[start : start + 8 * 512 * 8]
     begin = torch.tensor(tokenizer("")["input_ids"], dtype=torch.int64)
@@ -93,7 +94,7 @@ def windows(tokenizer: Any, path: Path, start: int) -> Tensor:
 
 
 def write_tokens(model: Path, text: Path, directory: str) -> None:
-    """Write every program's input: the tokens, and the float model's predictions for each window."""
+    """Write the input of all programs: the tokens, and the float model's predictions for each window."""
     tokenizer, float_model = load_tokenizer(model), load_model(model, "float32")
     tokens = {name: torch.cat([windows(tokenizer, text / file, at) for file, at in places]) for name, places in PLACES.items()}
     save_file(tokens, f"{directory}/tokens.safetensors")
@@ -135,7 +136,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def asked(args: argparse.Namespace, pythons: Mapping[str, str | None]) -> Iterator[dict[str, str]]:
-    """Yield the key of each run of each program with a known interpreter, alternating between programs."""
+    """Yield the key of each run, for each program whose interpreter is known.
+
+    All programs run an algorithm and scheme before the next algorithm and scheme is run.
+    """
     for one in args.runs.split(","):
         algorithm, scheme = one.split("/")
         for name in args.programs.split(","):
@@ -144,20 +148,23 @@ def asked(args: argparse.Namespace, pythons: Mapping[str, str | None]) -> Iterat
 
 
 def stored(path: Path) -> dict[str, Any]:
-    """Return the rows of a file of results; none if there is no file."""
+    """Return the contents of a file of results; without a file, they have no rows."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
     return data
 
 
 def keep(path: Path, row: Row) -> None:
-    """Add a row to a file of results; another measurement may write to the file at the same time."""
+    """Add a row to a file of results.
+
+    The file is read again first, because another measurement may have added rows.
+    """
     command = "python -m benchmarks.peers MODEL TEXT_DIR --runs RUN,… --out docs/data/peers.json"
     rows = [*stored(path)["rows"], {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}]
     path.write_text(json.dumps({"command": command, "torch": str(torch.__version__), "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def measurements(rows: Sequence[Row]) -> list[Measurement]:
-    """Return the figures of some runs of one model; quark's have bars."""
+    """Return the figures of some runs of one model. Only figures of quark have bars."""
     measured = []
     for row in rows:
         case = "{program} {version}, {algorithm}, {scheme}".format(**row)
@@ -170,7 +177,11 @@ def measurements(rows: Sequence[Row]) -> list[Measurement]:
 
 
 def bars(row: Row, rows: Sequence[Row]) -> tuple[float | None, float | None]:
-    """Return the bars of a run: a fifth of auto-round's time in forwards, and a lower perplexity."""
+    """Return the bars of a run's time and perplexity; None means no bar.
+
+    The time is in units of a forward pass. For tuning, the bars are a fifth of auto-round's time, and
+    auto-round's perplexity.
+    """
     if row["program"] != OURS:
         return None, None
     rival = next((r for r in rows if r["program"] == "auto-round" and r["scheme"] == row["scheme"]), None)

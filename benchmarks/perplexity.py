@@ -2,11 +2,11 @@
 
     python -m benchmarks.perplexity MODEL TEXT_DIR [--schemes int4_wo_64,fp8]
 
-The program computes in float32 on the CPU. Calibration sees 8 sequences of 512 tokens from
-TEXT_DIR/foldoc.txt, from character 200,000 on. Evaluation sees 16 sequences of 512 tokens: 8 from foldoc.txt
+The program computes in float32 on the CPU. Calibration uses 8 sequences of 512 tokens from
+TEXT_DIR/foldoc.txt (from character 200,000 on). Evaluation uses 16 sequences of 512 tokens: 8 from foldoc.txt
 (from character 3,500,000 on) and 8 from devil.txt (from character 20,000 on). `ratio` is quantization time ÷
-the time of one float forward over the calibration tokens in the same run. The program prints a line of JSON
-for each scheme.
+the time of one float forward pass over the calibration tokens in the same run. The program prints a line of
+JSON for each scheme.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def sequences(tokenizer: object, path: Path, start: int, count: int, length: int
 
 @torch.no_grad()
 def forward_seconds(model: torch.nn.Module, calib: Tensor, now: Callable[[], float] = time.perf_counter) -> float:
-    """Return the seconds of one float forward over the tokens, a sequence at a time; ``now`` is the clock."""
+    """Return the seconds of float forward passes over the tokens, one sequence at a time.
+
+    ``now`` is the clock that measures the seconds.
+    """
     model(calib[:1])
     start = now()
     for row in calib:

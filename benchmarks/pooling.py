@@ -1,4 +1,7 @@
-"""Compare settings in the cells of `benchmarks.defaults`, one by one and pooled; needs no torch."""
+"""Compare settings in the cells of `benchmarks.defaults`: in each cell alone, and over all cells.
+
+The module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ MEASURES = {"kl": "KL", "distance": "1 − cosine"}
 
 @attrs.frozen
 class Row:
-    """One cell of a comparison: a setting against the first setting.
+    """The comparison of a setting with the first setting in one cell.
 
     Attributes:
-        measure: The model's measure: KL divergence in nats, or 1 − cosine of embeddings.
+        measure: Name of the measure: KL divergence (in nats), or 1 − cosine of embeddings.
         mean: Mean of the measure with the first setting.
-        change: Difference of the measure with the setting.
-        perplexity: Perplexity with the first setting, and the difference of the negative log-likelihood; None
-            for a model that predicts no tokens.
+        change: The measure with the setting minus the measure with the first setting.
+        perplexity: Perplexity with the first setting, and how much the negative log-likelihood differs from
+            it with the setting; None for a model that predicts no tokens.
     """
 
     measure: str
@@ -33,20 +36,23 @@ class Row:
 
 
 def row_of(cell: Mapping[str, Any], before: str, after: str) -> Row:
-    """Return the comparison of two settings in one cell."""
+    """Return the comparison of the settings named ``before`` and ``after`` in one cell."""
     one, other, name = cell["values"][before], cell["values"][after], _measure(cell)
     perplexity = (math.exp(_mean(one["nll"])), difference(one["nll"], other["nll"])) if "nll" in one else None
     return Row(MEASURES[name], _mean(one[name]), difference(one[name], other[name]), perplexity)
 
 
 def measures_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the measures of some cells, by their names in tables."""
+    """Return the names, as in tables, of all measures that some cells have."""
     names = {_measure(cell) for cell in cells}
     return [text for name, text in MEASURES.items() if name in names]
 
 
 def pooled(cells: Sequence[Mapping[str, Any]], before: str, after: str) -> Difference:
-    """Return the mean of ``ln(after ÷ before)`` of the measures over the sequences of all cells."""
+    """Return the mean of ``ln(after ÷ before)`` over the sequences of all cells.
+
+    ``before`` and ``after`` are the cell's measures with the two settings.
+    """
     return log_ratio(
         ((cell["model"], cell["evaluation"], i), one, other)
         for cell in cells

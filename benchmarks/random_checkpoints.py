@@ -2,9 +2,9 @@
 
     python -m benchmarks.random_checkpoints OUT [--shape smollm2] [--layers 30] [--shard-bytes 5000000000]
 
-All tensors are cut from one repeated block of random weights, each from another offset. So making an 8B model
-of 16 GB takes about as long as writing its files. Tensors have the names of published checkpoints: experts
-that transformers fuses are stored one by one.
+One block of random weights is repeated, and each tensor is a part of it that begins at another offset. Thus,
+making an 8B model of 16 GB takes about as long as writing its files. Tensors have the names of published
+checkpoints. Each expert has tensors of its own, even if transformers fuses the experts in memory.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ SHARD_BYTES = 5_000_000_000
 
 
 def random_config(shape: str, layers: int | None = None) -> Any:
-    """Return the transformers configuration of a shape, with this number of decoder layers."""
+    """Return the transformers configuration of the shape ``shape`` with ``layers`` decoder layers."""
     settings = SHAPES[shape] | ({} if layers is None else {"num_hidden_layers": layers})
     return AutoConfig.for_model(**settings, dtype="bfloat16")
 

@@ -1,8 +1,9 @@
-"""Change a model's weights but not its function: rescale channels by random factors that cancel.
+"""Rescale channels of a model by random factors that cancel: the weights change, but not the outputs.
 
-If a setting is better for one set of weights by chance, it is not better for the others. Scale can move
-between some pairs of layers, such as a norm and its projections. Each channel of such a pair is rescaled by
-``exp(0.3 z)`` with standard normal z.
+A setting that is better by chance for one set of weights is not better for all sets. In some pairs of layers,
+such as a norm and the projections after it, the first layer's channels can be divided by factors if the
+second layer's are multiplied by them. Each channel of such a pair is rescaled by ``exp(0.3 z)`` with standard
+normal z.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def rescale(model: nn.Module, seed: int, tokens: Tensor) -> int:
 
     Args:
         model: A model of transformers.
-        seed: Seed of the factors; 0 leaves the weights as they are.
-        tokens: ``[sequences, tokens]`` for the check of the logits.
+        seed: Seed of the factors; 0 leaves the weights unchanged.
+        tokens: Tokens ``[sequences, length]`` on which the logits are checked.
 
     Raises:
         ValueError: Rescaling changes the logits.

@@ -1,4 +1,7 @@
-"""A file of benchmark results: figures, floors, machine and date of all runs, the newest last."""
+"""A file of benchmark results.
+
+It has the figures, the floors, the machine and the date of each run. The newest run comes last.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ class Measurement:
 
 
 def add_run(path: Path, measured: Sequence[Measurement]) -> None:
-    """Add a run, with versions and the machine, to a file of results, which is created if it is missing."""
+    """Add a run to a file of results, which is created if it is missing.
+
+    The run has the figures, the versions of software, and the machine.
+    """
     # Imported here, since the process of `benchmarks.startup` needs no torch.
     import torch
 

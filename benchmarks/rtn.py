@@ -1,10 +1,10 @@
-"""Time round-to-nearest from load to finished export; the floor is a copy of all tensors by safetensors.
+"""Time round-to-nearest from loading to the finished export; the floor is a copy with safetensors.
 
     python -m benchmarks.rtn MODEL [--schemes int4_wo_64,mxfp4_weight_only] [--routes memory,disk] [--runs 5]
 
-MODEL is a float checkpoint in Hugging Face form. Copy and quantization alternate. The model is quantized in
-memory and block by block from disk to disk. The program prints medians and their ratio. Imports of torch and
-transformers are never counted.
+MODEL is a float checkpoint in Hugging Face form. Runs of copy and quantization alternate. The route
+``memory`` quantizes a model in memory; the route ``disk`` quantizes block by block from disk to disk. The
+program prints medians and their ratio. Times exclude the imports of torch and transformers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 
 
 def copy_checkpoint(source: Path, out: Path) -> None:
-    """Read and write every tensor of every shard."""
+    """Read every tensor of every shard, and write all of them to ``out``."""
     out.mkdir()
     for shard in sorted(source.glob("*.safetensors")):
         with safe_open(shard, framework="pt") as file:
@@ -39,14 +39,14 @@ def copy_checkpoint(source: Path, out: Path) -> None:
 
 
 def in_memory(source: Path, out: Path, config_of: Callable[[str], QConfig]) -> None:
-    """Load, quantize, export."""
+    """Load a model, quantize it in memory, and export it."""
     model = load_model(source)
     ModelQuantizer(config_of(model.config.model_type)).quantize_model(model)
     export_safetensors(model, str(out))
 
 
 def from_disk(source: Path, out: Path, config_of: Callable[[str], QConfig]) -> None:
-    """Quantize from disk to disk, block by block."""
+    """Quantize a checkpoint from disk to disk, block by block."""
     quantize_checkpoint(source, out, config_of(model_config(source).model_type))
 
 
@@ -64,7 +64,10 @@ def seconds(action: Callable[[Path], None]) -> float:
 
 
 def weights_only(scheme: str) -> Callable[[str], QConfig]:
-    """Return a configuration that quantizes only weights, and so needs no calibration data."""
+    """Return a function from model type to a configuration that quantizes only weights.
+
+    Such a configuration needs no calibration data.
+    """
 
     def make(model_type: str) -> QConfig:
         from dataclasses import replace

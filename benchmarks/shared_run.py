@@ -1,4 +1,4 @@
-"""Time a run by one process and by several, each with one core.
+"""Time a run by one process, and the same run shared by several processes. Each process has one core.
 
     python -m benchmarks.shared_run MODEL TEXT [--ranks 2] [--scheme int4_wo_64] [--algorithm gptq] [--calls
     16] [--repeats 3]
@@ -32,7 +32,7 @@ BAR = 0.6
 
 
 def work(args: argparse.Namespace) -> None:
-    """Quantize as one of the ranks, and print the seconds of the slowest rank."""
+    """Quantize as one of the ranks; the first rank prints the seconds of the slowest rank."""
     from quark.models.hf.tokenizer import load_tokenizer
     from quark.runs import quantize_checkpoint
     from quark.torch import LLMTemplate
@@ -54,7 +54,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 def measured(ranks: int, arguments: list[str]) -> dict[str, float]:
-    """Return the seconds of a run by this number of processes."""
+    """Return the wall and CPU seconds of a run by ``ranks`` processes."""
     many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, *many, "-m", "benchmarks.shared_run", *arguments, "--out", f"{directory}/out"]
@@ -64,7 +64,7 @@ def measured(ranks: int, arguments: list[str]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> list[Measurement]:
-    """Measure, and print a line of JSON for each run and one for the ratios."""
+    """Measure the runs; print a line of JSON for each run, and one for the ratios."""
     given = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)

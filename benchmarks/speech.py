@@ -1,4 +1,4 @@
-"""Speak texts with a synthetic voice, to make inputs for speech models."""
+"""Makes inputs for speech models: a synthetic voice speaks texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ RATE = 16_000
 
 
 def spoken(text: str, language: str) -> Tensor:
-    """Return the sound of a text, spoken by espeak-ng: ``[samples]``, float32, −1 to 1, at `RATE`.
+    """Return the sound of a text that espeak-ng speaks, as float32 ``[samples]`` between −1 and 1.
+
+    The sample rate is `RATE`.
 
     Args:
         text: Words to speak.
@@ -34,7 +36,7 @@ def spoken(text: str, language: str) -> Tensor:
 
 
 def words_of(text: str) -> str:
-    """Return the words of a text in one line, without signs that are not spoken.
+    """Return the words of a text in one line, without characters that are not spoken.
 
     >>> words_of("quick  {brown} fox,\\nhe said.")
     'quick brown fox, he said.'

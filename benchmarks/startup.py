@@ -1,9 +1,9 @@
-"""Time startup: listing every scheme, and ``import quark.torch`` beside ``import torch``.
+"""Time a command that lists every scheme, and ``import quark.torch`` relative to ``import torch``.
 
     python -m benchmarks.startup [--runs 11]
 
-Each command runs in a fresh interpreter, and the commands alternate. Output goes to no terminal, since a
-terminal makes the program import rich. Bytecode is cached, as in an installation, even if
+Each command runs in a fresh interpreter, and the commands alternate. Their output does not go to a terminal,
+because quark imports rich for a terminal. Bytecode is cached, as in an installation, even if
 PYTHONDONTWRITEBYTECODE is set. The program prints medians, their ratio or difference, and the bar.
 """
 
@@ -36,7 +36,10 @@ FACADE_BAR = 0.3
 
 
 def medians(commands: dict[str, list[str]], runs: int) -> dict[str, float]:
-    """Return the median wall seconds of alternating commands; the first turn warms caches."""
+    """Return the median wall seconds of each command.
+
+    The commands alternate, and a first run of each, which fills caches, is not measured.
+    """
     taken: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as bytecode:
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

@@ -1,4 +1,4 @@
-"""Fetch four kinds of text for calibration and evaluation: ``python -m benchmarks.texts OUT_DIR``.
+"""Fetch four kinds of text for calibration and evaluation, with ``python -m benchmarks.texts OUT_DIR``.
 
 ==========  ==================================================================================================
 file        text
@@ -9,8 +9,8 @@ code.txt    Python: modules of the standard library of this interpreter
 german.txt  another language: the questions and answers on Debian in German (``debian-faq-de``)
 ==========  ==================================================================================================
 
-apt fetches the Debian packages from the configured mirror. Existing files stay. Compare the printed digests
-to see whether the texts are the same as in an earlier measurement.
+apt fetches the Debian packages from the configured mirror. The program leaves existing files unchanged.
+Compare the printed digests to see whether the texts are the same as in an earlier measurement.
 """
 
 from __future__ import annotations
@@ -61,16 +61,18 @@ def fetch(out: Path) -> None:
 
 
 def windows(tokenizer: Any, path: Path, half: int, count: int, length: int) -> Tensor:
-    """Return windows of one half of a text, ``[count, length]``, each from the start of a line.
+    """Return windows of one half of a text as tokens ``[count, length]``.
+
+    Each window begins at the start of a line.
 
     Each window is tokenized by itself, with the tokenizer's start and end tokens.
 
     Args:
         tokenizer: A tokenizer of transformers.
-        path: A text.
+        path: File of the text.
         half: 0 for calibration, 1 for evaluation; windows of the two halves never overlap.
         count: Number of windows.
-        length: Tokens of each window.
+        length: Number of tokens in each window.
 
     Raises:
         ValueError: The text is too short for that many windows.
@@ -89,7 +91,7 @@ def windows(tokenizer: Any, path: Path, half: int, count: int, length: int) -> T
 
 
 def digest(path: Path) -> str:
-    """Return the first twelve digits of the SHA-256 of a text."""
+    """Return the first twelve hexadecimal digits of the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 

@@ -1,4 +1,4 @@
-"""Compare codebooks of quark-vq with integers of at least as many bits: KL divergence from the float model.
+"""Compare the KL divergence of quark-vq's codebooks and of integers that have at least as many bits.
 
     python -m benchmarks.vector_quantization TEXT_DIR MODEL… [--bits 2,3] [--algorithms none,gptq]
                                              [--evaluate foldoc,devil,code,german] [--windows 4]
@@ -6,12 +6,12 @@
                                              [--calibration-windows 16] [--blocks 6]
                                              [--out docs/data/vector_quantization.json]
 
-The schemes are ``vq2`` and ``vq3_g64``. The integers are asymmetric, in groups of 64, with scales in
-bfloat16, so they are no smaller than the codebooks. Bits per weight count all tensors that a checkpoint
-stores for the quantized weights, with scales, zero points and codebooks. The texts come from
-`benchmarks.texts`. Calibration sees the first half of a text; evaluation sees the second half of this text
-and of others. Differences have standard errors paired by sequence. If whole models take too long,
-``--blocks`` quantizes only the first decoder blocks.
+The schemes are ``vq2`` and ``vq3_g64``. The integers are asymmetric, in groups of 64, with bfloat16 scales;
+they need at least as many bits per weight as the codebooks. The bits include all tensors that a checkpoint
+stores for the quantized weights: codes, scales, zero points and codebooks. The texts come from
+`benchmarks.texts`. Calibration uses the first half of a text. Evaluation uses the second half of each text of
+``--evaluate``. The standard error of a difference is computed from pairs of values for the same sequence. If
+whole models take too long, ``--blocks`` quantizes only the first decoder blocks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CODEBOOKS = {"2": "vq2", "3": "vq3_g64"}
 
 
 def weights(scheme: str) -> QLayerConfig:
-    """Return the configuration of a scheme of `CODEBOOKS`, of ``"int2"`` or of ``"int3"``."""
+    """Return the configuration of ``scheme``, which is a value of `CODEBOOKS`, ``"int2"`` or ``"int3"``."""
     if scheme in CODEBOOKS.values():
         config: QLayerConfig = schemes().load_config(scheme)()
         return config
@@ -65,7 +65,7 @@ def weights(scheme: str) -> QLayerConfig:
 
 
 def stored_bits(model: nn.Module) -> float:
-    """Return the bits that a checkpoint stores for each quantized weight."""
+    """Return the mean number of bits that a checkpoint stores for a quantized weight."""
     stored = elements = 0
     for layer in model.modules():
         if isinstance(layer, QuantizedLayer) and layer.weight_quantizer is not None:
@@ -76,9 +76,9 @@ def stored_bits(model: nn.Module) -> float:
 
 
 def measured(args: argparse.Namespace, name: str, path: Path) -> Iterator[list[dict[str, Any]]]:
-    """Yield a list of one model's cells for each number of bits.
+    """Yield a list of cells for each number of bits; all cells are of one model.
 
-    A list has a cell for each algorithm and scheme; the scheme with codebooks comes before integers.
+    A list has two cells for each algorithm: first with codebooks, then with integers.
     """
     reference = load_model(path, "float32")
     kind = kind_of(reference)(reference, path, load_tokenizer(path), args.text)
@@ -103,7 +103,10 @@ def measured(args: argparse.Namespace, name: str, path: Path) -> Iterator[list[d
 
 
 def compared(vector: dict[str, Any], scalar: dict[str, Any], texts: Sequence[str]) -> str:
-    """Return the line that compares codebooks with integers: bits, and KL divergence over all texts."""
+    """Return the line that compares the cell of codebooks ``vector`` with the cell of integers ``scalar``.
+
+    The line has the bits, and the KL divergence over all texts.
+    """
     one, other = ([value for text in texts for value in cell[text]] for cell in (scalar, vector))
     change, ratio = difference(one, other), log_ratio(zip(range(len(one)), one, other, strict=True))
     mean = sum(one) / len(one)
@@ -114,7 +117,7 @@ def compared(vector: dict[str, Any], scalar: dict[str, Any], texts: Sequence[str
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, print a line for each pair, and write the cells."""
+    """Measure the models, print a line for each pair of cells, and write the cells to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("models", nargs="+", metavar="MODEL")

@@ -2,10 +2,11 @@
 
     python -m benchmarks.word_error_rate MODEL TEXT OUT_DIR [--runs none/int4_wo_64,gptq/int4_wo_64,none/fp8]
 
-espeak-ng speaks sentences of TEXT (``benchmarks.texts``). Sentences of its first half calibrate, sentences of
-its second half evaluate. A run names algorithms, joined by ``+``, and a scheme; ``quark quantize`` does the
-work. Standard errors are over sentences, by bootstrap; a difference is paired. OUT_DIR keeps the sounds, the
-checkpoints and the transcripts. The program does not make them again if they exist.
+espeak-ng speaks sentences of TEXT, a file of ``benchmarks.texts``. Calibration uses sentences from the first
+half of TEXT, and evaluation uses sentences from the second half. A run is ``ALGORITHMS/SCHEME``, with
+algorithms joined by ``+``; ``quark quantize`` quantizes the model. Standard errors come from a bootstrap over
+sentences, and the error of a difference from pairs of values for the same sentence. The program writes the
+sounds, the checkpoints and the transcripts to OUT_DIR. It does not make them again if they exist.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _FEWEST_WORDS, _MOST_WORDS = 7, 20
 
 
 def sentences(text: str, half: int, count: int) -> list[str]:
-    """Return sentences of 7 to 20 words, spread evenly over one half of a text.
+    """Return sentences of 7 to 20 words. They are spread evenly over one half of a text.
 
     Only the first letter of a sentence is a capital.
 
@@ -45,7 +46,7 @@ def sentences(text: str, half: int, count: int) -> list[str]:
         count: Number of sentences.
 
     Raises:
-        ValueError: The half has fewer such sentences.
+        ValueError: The half has fewer than ``count`` such sentences.
     """
     size = len(text) // 2
     part = " ".join(text[half * size : (half + 1) * size].split())
@@ -56,7 +57,7 @@ def sentences(text: str, half: int, count: int) -> list[str]:
 
 
 def write_sounds(folder: Path, texts: list[str]) -> Path:
-    """Write texts as espeak-ng speaks them, and the file ``rows.jsonl`` with their words; return its path."""
+    """Write a sound file for each text; return the path of ``rows.jsonl``, which has their words."""
     rows = folder / "rows.jsonl"
     if rows.exists():
         return rows
@@ -73,10 +74,10 @@ def write_sounds(folder: Path, texts: list[str]) -> Path:
 
 
 def errors_of(model: Path, run: str, rows: tuple[Path, Path], out: Path, dtype: str) -> list[tuple[int, int]]:
-    """Return the number of errors and of words in each sentence's transcript by a run.
+    """Quantize as a run says, transcribe, and return the number of errors and of words in each sentence.
 
-    An empty run is the float model. ``rows`` has the sentences for calibration and the sentences for
-    evaluation. OUT keeps the checkpoint and the transcripts.
+    An empty ``run`` is the float model. ``rows`` are the files with the sentences for calibration and for
+    evaluation. The checkpoint and the transcripts are written to ``out``, and used again if they exist.
     """
     algorithms, _, scheme = run.partition("/")
     name = run.replace("/", "-") or "float"

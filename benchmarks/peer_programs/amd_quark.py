@@ -1,4 +1,4 @@
-"""Quantize through the API that AMD Quark and quark share (`measuring.measured`).
+"""Quantize with AMD Quark or quark, which have the same API, and measure the run with `measuring.measured`.
 
 ``python amd_quark.py MODEL ALGORITHM SCHEME TOKENS``
 """

@@ -1,4 +1,4 @@
-"""Quantize by auto-round at its default settings (`measuring.measured`).
+"""Quantize with auto-round at its default settings, and measure the run with `measuring.measured`.
 
 ``python intel_auto_round.py MODEL autoround SCHEME TOKENS``
 """

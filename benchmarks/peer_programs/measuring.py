@@ -1,4 +1,4 @@
-"""Measure a model in every program: time, memory, perplexity, divergence."""
+"""Measure time, memory, perplexity and divergence of a quantization, in the same way for every program."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 def measured(version: str, path: str, tokens: str, quantize: Callable[[nn.Module, Tensor], nn.Module]) -> None:
     """Load a model, quantize it, and print a line of JSON: version, time, memory and `accuracy`.
 
-    ``seconds`` and ``cpu`` are wall and CPU time of quantization. ``forward`` and ``forward_cpu`` are the
-    same for a forward of the float model over the calibration tokens. ``peak`` is the growth of resident
-    memory over the loaded model, in bytes.
+    ``seconds`` and ``cpu`` are wall and CPU time of quantization. ``forward`` and ``forward_cpu`` are wall
+    and CPU time of a forward pass of the float model over the calibration tokens. ``peak`` is the peak
+    resident memory of quantization minus the resident memory after loading the model, in bytes.
 
     Args:
         version: Version of the program.
@@ -43,7 +43,7 @@ def measured(version: str, path: str, tokens: str, quantize: Callable[[nn.Module
 
 @torch.no_grad()
 def forward_seconds(model: nn.Module, rows: Tensor) -> tuple[float, float]:
-    """Return wall and CPU time of a forward over all rows, one at a time."""
+    """Return wall and CPU time of forward passes over all rows; each pass has one row."""
     model(rows[:1])
     wall, cpu = time.perf_counter(), time.process_time()
     for row in rows:
@@ -52,13 +52,13 @@ def forward_seconds(model: nn.Module, rows: Tensor) -> tuple[float, float]:
 
 
 def resident() -> int:
-    """Return the bytes of resident memory, and reset `peak` to them."""
+    """Return the resident memory in bytes, and reset `peak` to it."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return peak()
 
 
 def peak() -> int:
-    """Return the most bytes of resident memory since `resident` was called."""
+    """Return the peak of the resident memory since the last call of `resident`, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
@@ -74,11 +74,12 @@ def log_probabilities(model: nn.Module, row: Tensor) -> Tensor:
 def accuracy(model: nn.Module, tokens: str) -> dict[str, float]:
     """Return ``perplexity``, ``float_perplexity``, ``mean_kl`` in nats and ``top1`` agreement, 0 to 1.
 
-    `quark_workbench.evaluate.compare` gives the same figures, but other programs' environments lack it.
+    `quark_workbench.evaluate.compare` gives the same figures, but it is not installed in the environments of
+    other programs.
 
     Args:
         model: The quantized model.
-        tokens: As for `measured`.
+        tokens: Directory of the tokens, as in `measured`.
     """
     nats = float_nats = kl = agreeing = 0.0
     rows = load_file(f"{tokens}/tokens.safetensors")["evaluation"]
