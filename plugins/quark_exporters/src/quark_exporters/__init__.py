@@ -1,1 +1,1 @@
-"""The checkpoint exporters of quark, as the plugin quark-exporters."""
+"""The plugin quark-exporters, with exporters, readers and dequantizers for checkpoint layouts."""

@@ -65,8 +65,8 @@ class AwqStorage:
     """The `quark.checkpoint.LayerStorage` that stores a layer as AutoAWQ does.
 
     Attributes:
-        scale_type: Dtype of the stored scales, a key of `SCALE_TYPES`. For reading, scales may have any
-            dtype.
+        scale_type: Dtype in which scales are stored, as a key of `SCALE_TYPES`. When a checkpoint is read,
+            its scales may have any dtype.
     """
 
     scale_type: str = attrs.field(default="float16", validator=_scale_type)
@@ -130,10 +130,9 @@ class AwqStorage:
 
 
 def _group_size_of(config: QLayerConfig) -> int | None:
-    """Return how many consecutive input channels of a weight share a scale. -1 means that all input channels
-    do.
+    """Return how many consecutive input channels of a weight share a scale.
 
-    Return None if the scales have another granularity.
+    Return -1 if all input channels share a scale, and None if the scales have another granularity.
     """
     assert config.weight is not None
     weight = canonicalize(config.weight)[0]
@@ -143,12 +142,12 @@ def _group_size_of(config: QLayerConfig) -> int | None:
 
 
 def _packed(codes: Tensor) -> Tensor:
-    """Pack codes ``[O, n]`` into words ``[n, O / 8]``."""
+    """Pack 4-bit codes ``[O, n]`` into int32 words ``[n, O / 8]``, eight codes in a word."""
     return packed_words(codes.t().unflatten(1, (-1, _PER_WORD))[..., list(ORDER)].flatten(1), 4)
 
 
 def _unpacked(words: Tensor, rows: int) -> Tensor:
-    """Unpack words ``[n, O / 8]`` into uint8 codes ``[O, n]``."""
+    """Unpack int32 words ``[n, O / 8]``, eight 4-bit codes in a word, into uint8 codes ``[O, n]``."""
     back = sorted(range(_PER_WORD), key=ORDER.__getitem__)
     return unpacked_words(words, 4, rows).unflatten(1, (-1, _PER_WORD))[..., back].flatten(1).t().contiguous()
 
@@ -157,8 +156,8 @@ class AwqExporter(LinearExporter):
     """Writes AutoAWQ's layout (version ``gemm``). `AwqReader` reads this layout.
 
     Args:
-        scale_type: Dtype of the stored scales. AutoAWQ writes float16, and some readers require it. The
-            others are bfloat16, and float32, which stores the scales exactly.
+        scale_type: Dtype of the stored scales: float16, bfloat16 or float32. AutoAWQ writes float16, and some
+            readers require float16. Only float32 stores the scales exactly.
     """
 
     layout = "awq"
@@ -179,7 +178,8 @@ class AwqExporter(LinearExporter):
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
         """Return the ``quantization_config`` to write (see `CheckpointExporter.quantization_config`).
 
-        It says that symmetric weights have zero points too, because readers of the layout expect zero points.
+        The result says that the weights have zero points, even if they are symmetric, because readers of the
+        layout expect zero points.
         """
         config = next(iter(coded_rows(content.plan).values()))
         return {
@@ -195,7 +195,8 @@ class AwqExporter(LinearExporter):
 class AwqReader(LinearReader):
     """Reads AutoAWQ's layout.
 
-    A weight that was symmetric is read as an asymmetric weight whose zero points are all equal.
+    If the exported weight was symmetric, the reader returns an asymmetric weight whose zero points are all
+    equal.
     """
 
     storage = AwqStorage()
@@ -206,8 +207,9 @@ class AwqReader(LinearReader):
         return {name.removesuffix(".qweight"): config for name in stored if name.endswith(".qweight")}
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
-        """Return the quantization that ``block`` describes (see
-        `quark.checkpoint.LayoutReader.layer_config`).
+        """Return the quantization that ``block`` describes.
+
+        See `quark.checkpoint.LayoutReader.layer_config`.
 
         Raises:
             ConfigError: The group size is invalid.

@@ -1,8 +1,9 @@
 """`BitsAndBytesDequantizer` computes float weights from the INT8 checkpoints of bitsandbytes.
 
-A layer has ``weight``, int8 codes ``[O, I]``, and ``SCB``, float32 ``[O]``, the largest magnitude of each
-row. A value is ``code · SCB / 127``. A third tensor, ``weight_format``, says how rows are arranged in memory;
-in files it is 0. Source: ``bitsandbytes.functional.int8_vectorwise_dequant`` of bitsandbytes 0.50.
+A layer has two tensors. ``weight`` has the int8 codes ``[O, I]``, and ``SCB`` has the largest magnitude of
+each row, float32 ``[O]``. A value is ``code · SCB / 127``. A third tensor, ``weight_format``, describes the
+arrangement of rows in memory. In files, it is always 0. Source:
+``bitsandbytes.functional.int8_vectorwise_dequant`` of bitsandbytes 0.50.
 """
 
 from __future__ import annotations

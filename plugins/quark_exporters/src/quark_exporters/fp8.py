@@ -13,10 +13,10 @@ tensor                 contents
 Source: ``vllm/model_executor/layers/quantization/fp8.py`` of vLLM 0.32; ``FineGrainedFP8Config`` of
 transformers 5.
 
-The dequantizer reads more: E4M3 or E5M2 codes with a scale for each tensor, row or block (128 x 128 in
-DeepSeek-V3). The scales are stored as ``<weight>_scale_inv`` or ``<weight>_scale``. In both cases, the codes
-are multiplied by them. Source: checkpoints of DeepSeek-V3 and Qwen3-FP8; ``FineGrainedFP8Config`` and
-``FbgemmFp8Config`` of transformers 5; vLLM's ``fp8.py``.
+The dequantizer reads more layouts: E4M3 or E5M2 codes with a scale for each tensor, row or block (128 x 128
+in DeepSeek-V3). The scales are stored as ``<weight>_scale_inv`` or ``<weight>_scale``. In both cases, the
+codes are multiplied by the scales. Source: checkpoints of DeepSeek-V3 and Qwen3-FP8; ``FineGrainedFP8Config``
+and ``FbgemmFp8Config`` of transformers 5; vLLM's ``fp8.py``.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def _is_plain(levels: tuple[QTensorConfig, ...]) -> bool:
 
 
 def _block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the number of rows and columns in a scale block, as a ``quantization_config`` states.
+    """Return the number of rows and columns that share a scale, as the ``quantization_config`` states.
 
-    Return None if the ``quantization_config`` states no block size.
+    Return None if the ``quantization_config`` has no block size.
 
     Raises:
         ConfigError: The block size is invalid.
@@ -132,9 +132,9 @@ Input scales are rounded up to powers of two. Weight scales are powers of two th
 
 
 class Fp8Exporter(LinearExporter):
-    """Writes FP8 weights with one scale for the weight or one scale for each block.
+    """Writes FP8 weights that have one scale for the whole weight, or one scale for each block.
 
-    `Fp8Reader` reads them.
+    `Fp8Reader` reads these weights.
     """
 
     layout = "fp8"
@@ -151,9 +151,9 @@ class Fp8Exporter(LinearExporter):
             yield "", f"it needs the same scheme for all layers, but the layers have: {said or 'none'}"
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Warn that transformers ignores the scale of a weight that has only one scale.
+        """Warn if a weight has only one scale, because transformers ignores such a scale.
 
-        It reads only scales of blocks.
+        transformers reads only scales of blocks.
         """
         if any(_block_size_of(config) is None for config in coded_rows(content.plan).values()):
             get_logger(__name__).warning(
@@ -178,7 +178,7 @@ class Fp8Exporter(LinearExporter):
 
 
 class Fp8Reader(LinearReader):
-    """Reads checkpoints with FP8 weights that have one scale or block scales."""
+    """Reads FP8 weights that have one scale for the whole weight, or one scale for each block."""
 
     storage = Fp8Storage()
 
@@ -190,12 +190,13 @@ class Fp8Reader(LinearReader):
         return dict.fromkeys((name for name in names if f"{name}.weight" in stored), config)
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
-        """Return the quantization that ``block`` describes (see
-        `quark.checkpoint.LayoutReader.layer_config`).
+        """Return the quantization that ``block`` describes.
+
+        See `quark.checkpoint.LayoutReader.layer_config`.
 
         Raises:
-            UnsupportedError: quark can use the checkpoint only as a source, or no reader supports the
-                combination.
+            UnsupportedError: quark can only dequantize the checkpoint, or no reader supports this combination
+                of weights and inputs.
         """
         method, scheme, size = block.get("quant_method"), block.get("activation_scheme", "dynamic"), _block_size(block)
         scale_format = block.get("scale_fmt")
@@ -225,7 +226,7 @@ _ACTIVATION_SCALES = ("input_scale", "input_scale_ub", "activation_scale", "outp
 class Fp8Dequantizer:
     """The `quark.checkpoint.Dequantizer` for FP8 checkpoints.
 
-    A layer that is not quantized has no scales. Its tensors stay as they are stored.
+    A layer without scales is not quantized, and the dequantizer does not change its tensors.
     """
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
@@ -268,7 +269,7 @@ def _refuse_others(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, 
 
 
 def _layers(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor]) -> tuple[LayerCodes, ...]:
-    """Return the codes of a layer, with which quark can keep the layer as it is stored.
+    """Return the stored codes of a layer, so that quark can use them instead of quantizing the layer again.
 
     Return an empty tuple if the stored tensors differ from what ``config`` describes.
     """

@@ -4,11 +4,10 @@
 tensor       contents
 ===========  ==============================================================================================
 ``qweight``  int32 ``[I · bits / 32, O]``: the codes of a weight row, packed from the lowest bit
-``qzeros``   int32 ``[groups, O · bits / 32]``: zero points, packed along ``O``; often stored minus 1
+``qzeros`` int32 ``[groups, O · bits / 32]``: zero points, packed along ``O``; 1 is often subtracted
              (`_offset`)
 ``scales``   ``[groups, O]``
-``g_idx``    int32 ``[I]``: the group of each input channel. Without this tensor, consecutive
-             channels form a group
+``g_idx`` int32 ``[I]``: the group of each input channel. Without this tensor, groups are consecutive channels
 ===========  ==============================================================================================
 
 A value is ``(code − zero point) · scale``. The number of bits and the group size may differ between layers;
@@ -68,7 +67,7 @@ def _packing(block: Mapping[str, Any]) -> str:
 def _offset(block: Mapping[str, Any]) -> int:
     """Return the number to add to the stored zero points.
 
-    It is 1 in the first version of GPTQ's format, otherwise 0.
+    The number is 1 in the first version of GPTQ's format, and 0 in the others.
 
     Raises:
         UnsupportedError: quark does not read the format that ``block`` names.
@@ -92,7 +91,7 @@ def _group_size(block: Mapping[str, Any]) -> int:
 
 @attrs.frozen
 class _Layer:
-    """A quantized layer: its name, the shape of its weight, and how its codes are packed."""
+    """A quantized layer, described by the name, the shape of the weight, and the packing of the codes."""
 
     name: str
     shape: tuple[int, int]
@@ -103,7 +102,7 @@ class _Layer:
 
     @classmethod
     def of(cls, name: str, stored: Mapping[str, Tensor], said: int, offset: int) -> _Layer:
-        """Return the layer that its stored tensors describe.
+        """Return the layer ``name`` as the stored tensors describe it.
 
         Raise CheckpointError if the tensors contradict each other.
 
@@ -149,7 +148,8 @@ class _Layer:
         channels.
 
         Args:
-            is_reordered: Whether the checkpoint says that the channels of a group are not consecutive.
+            is_reordered: Whether the configuration of the checkpoint says that a group may have channels that
+                are not consecutive.
         """
         leaves = ("qweight", "qzeros", "scales", *(["g_idx"] if self.has_order else []))
         names = tuple(f"{self.name}.{leaf}" for leaf in leaves)
@@ -161,7 +161,7 @@ class _Layer:
         return FloatTensor(name=f"{self.name}.weight", shape=self.shape, sources=names, make=self.weight, layers=layers)
 
     def has_format(self) -> bool:
-        """Return whether quark has a number format for the codes, and the group size divides the weight."""
+        """Return whether quark has a number format for the codes, and no group is smaller than the others."""
         return self.bits in _KEPT and self.shape[1] % self.group_size == 0
 
     def config(self) -> QLayerConfig:
@@ -189,7 +189,7 @@ class _Layer:
         order = tensors[f"{self.name}.g_idx"].long()
         if int(order.min()) < 0 or int(order.max()) >= scales.shape[1]:
             raise CheckpointError(
-                f"'{self.name}.g_idx' names a group that does not exist: the layer has {scales.shape[1]}. The checkpoint is damaged"
+                f"'{self.name}.g_idx' names a group that does not exist: the layer has {scales.shape[1]} groups. The checkpoint is damaged"
             )
         return codes.float().sub_(zeros.float()[:, order]).mul_(scales[:, order]).to(dtype)
 
@@ -197,7 +197,8 @@ class _Layer:
         """Return the layer with its stored codes, scales and zero points.
 
         Raises:
-            CheckpointError: A zero point is not a code, or a group does not consist of consecutive channels.
+            CheckpointError: A zero point does not fit the bits of a code, or the channels of a group are not
+                consecutive.
         """
         if self.has_order:
             order = tensors[f"{self.name}.g_idx"]
@@ -217,10 +218,10 @@ class _Layer:
 
 
 def _size(columns: int, groups: int, said: int) -> int | None:
-    """Return the number of consecutive columns that share a scale, or None if no number fits the count of
-    groups.
+    """Return the group size: the number of consecutive columns that share a scale.
 
-    Prefer ``said``, the group size that the checkpoint states.
+    Prefer ``said``, the group size that the checkpoint states. Return None if no group size gives ``groups``
+    groups.
     """
     if groups < 1 or columns < 1:
         return None

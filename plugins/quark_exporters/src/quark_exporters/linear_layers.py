@@ -1,8 +1,8 @@
 """Base classes for the layouts in which only linear layers are quantized.
 
-The exporter refuses what such a layout cannot store, lists the layers that stay float, and supports an FP8 KV
-cache. The scales of the cache are stored with the attention module. A dequantizer, which reads only weights,
-leaves them out.
+The exporter refuses models that such a layout cannot store, lists the layers that stay float, and supports an
+FP8 KV cache. The scales of the cache are stored with the attention module. A dequantizer ignores these
+scales, because it reads only weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
 
 
 class Cache(Enum):
-    """What shares one static scale in an FP8 KV cache: the whole tensor or a head.
+    """The kinds of FP8 KV cache with static scales: with one scale per tensor, or one scale per head.
 
     Scales per head are stored in the shape ``[heads, 1, 1]``.
     """
@@ -44,10 +44,10 @@ class Cache(Enum):
 class LinearExporter(CheckpointExporter):
     """Writes linear layers in the form that a `quark.checkpoint.LayerStorage` defines.
 
-    If other layers are quantized, it refuses the model before the run begins.
+    If other layers are quantized, the exporter refuses the model before the run begins.
 
-    A run cannot resume from this layout, because the layout may store rounded scales, and calibration needs
-    the scales before rounding.
+    A run cannot resume from this layout: the layout may store rounded scales, but calibration needs the exact
+    ones.
 
     Attributes:
         caches: The kinds of KV cache whose scales the layout can store.
@@ -68,23 +68,23 @@ class LinearExporter(CheckpointExporter):
 
 
 def coded_rows(plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Return a dictionary from the name of each layer with codes to its weight and input quantization."""
+    """Return a dictionary from each layer that has codes to the quantization of its weight and input."""
     rows = {row.name: row.quantized_to for row in plan.quantized if not is_float(row)}
     return {name: QLayerConfig(weight=config.weight, input_tensors=config.input_tensors) for name, config in rows.items()}
 
 
 def float_names(content: CheckpointContent) -> list[str]:
-    """Return the names of the linear layers that stay float, and of modules that runtimes treat as linear
-    layers.
+    """Return the names of the layers that a runtime must not quantize.
 
-    The result also has the names of the tensors that quark copies from the source.
+    These are linear layers that stay float, other modules that runtimes treat as linear layers, and tensors
+    that quark copies from the source.
     """
     own = [row.name for row in content.plan.rows if is_float(row)] + routers(content.model, content.config, content.plan)
     return [*own, *content.plan.carried_names]
 
 
 def _cache_reasons(content: CheckpointContent, caches: Sequence[Cache]) -> Iterator[tuple[str, str]]:
-    """Yield each module whose attention or output quantization the layout cannot store, with the reason.
+    """Yield each module whose attention or output quantization the layout cannot store, and why it cannot.
 
     ``caches`` are the kinds of KV cache that the layout can store.
     """
@@ -146,8 +146,9 @@ class LinearReader(StorageReader):
 
 
 def cache_scales(layer: str, stored: Container[str]) -> tuple[str, ...]:
-    """Return the names of the scales of queries, keys and values that are stored with the attention module of
-    ``layer``.
+    """Return the names of the scales that are stored with the attention module of ``layer``.
+
+    These are scales of queries, keys and values.
 
     >>> cache_scales("model.layers.0.self_attn.k_proj", {"model.layers.0.self_attn.k_scale"})
     ('model.layers.0.self_attn.k_scale',)
@@ -161,14 +162,15 @@ _SCALES = ("weight_scale", "weight_scale_inv", "weight_global_scale", "weight_ze
 
 
 def refuse_others(layer: str, stored: Mapping[str, Tensor], announced: Mapping[str, Tensor], *, may_be: Container[str] = ()) -> None:
-    """Raise CheckpointError if the stored tensors of a layer contradict the configuration of the layer.
+    """Raise an error if the stored tensors of a layer contradict the configuration of the layer.
 
     Args:
         layer: Full name of the layer.
         stored: All tensors of the checkpoint, on the meta device.
-        announced: Maps the last part of a name to a tensor of the dtype and shape that a reader of the layout
-            needs.
-        may_be: The last parts of the names of optional scales.
+        announced: Maps the last part of a tensor's name to a tensor with the dtype and the shape that a
+            reader of the layout expects.
+        may_be: Scales that the layer may have although ``announced`` lacks them, each as the last part of its
+            name.
 
     Raises:
         CheckpointError: A tensor is missing, unexpected, or has another dtype or shape.

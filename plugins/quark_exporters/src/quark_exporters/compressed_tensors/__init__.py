@@ -1,1 +1,1 @@
-"""The exporter ``compressed_tensors``, which writes checkpoints in the layout that llm-compressor writes."""
+"""The exporter ``compressed_tensors``, which writes checkpoints in the layout of llm-compressor."""

@@ -47,8 +47,8 @@ def arguments_of(spec: TensorSpec, *, activation: bool) -> dict[str, Any]:
         activation: Whether the spec is for an input.
 
     Raises:
-        UnsupportedError: compressed-tensors cannot express the spec. The message is the reason, without the
-            name of a layer.
+        UnsupportedError: compressed-tensors cannot express the spec. The message gives the reason, but names
+            no layer.
     """
     specs = canonicalize(spec)
     first, names = specs[0], " → ".join(level.dtype.name for level in specs)
@@ -95,7 +95,7 @@ def _strategy_of(spec: QTensorConfig, *, activation: bool) -> dict[str, Any]:
 
 
 def _fp4_arguments(specs: tuple[QTensorConfig, ...], names: str) -> dict[str, Any]:
-    """Return the arguments of MXFP4 or NVFP4."""
+    """Return the ``QuantizationArgs`` of an FP4 spec, which must be MXFP4 or NVFP4."""
     first = specs[0]
     shared = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": first.group_size}
     if len(specs) == 1 and (first.scale_format, first.group_size) == ("e8m0", 32):
@@ -118,7 +118,7 @@ def format_of(config: QLayerConfig) -> str:
     """Return the name of the format in which compressed-tensors stores the weight of a layer.
 
     Raises:
-        UnsupportedError: compressed-tensors has no format for this combination of weight and input.
+        UnsupportedError: compressed-tensors has no format for the specs of this weight and this input.
     """
     if config.weight is None:
         raise UnsupportedError("its input is quantized and its weight is not")
@@ -195,10 +195,10 @@ def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
 
 
 def refuse_other_transforms(block: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError if quark cannot read the format, the sparsity or the transforms of a checkpoint.
+    """Raise an error if quark cannot read the format, the sparsity or the transforms of a checkpoint.
 
     Raises:
-        UnsupportedError: quark cannot read the checkpoint. The message names the format or the other reason.
+        UnsupportedError: quark cannot read the checkpoint. The message says which of the three is the reason.
     """
     groups = value_of(block, "config_groups", Mapping, {})
     formats = {block.get("format"), *(group.get("format") for group in groups.values() if isinstance(group, Mapping))} - {None}
@@ -218,7 +218,7 @@ def refuse_other_transforms(block: Mapping[str, Any]) -> None:
 def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
     """Return the entry of ``config_groups`` that says how the weight of a layer is quantized.
 
-    An entry whose targets name the layer has precedence over an entry whose targets name a type of layer.
+    The function prefers an entry whose targets name the layer to an entry whose targets name a type of layer.
 
     Args:
         block: The ``quantization_config``.
@@ -237,7 +237,7 @@ def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
 
 
 def _names(target: str, layer: str) -> bool:
-    """Return whether ``target`` is the name of the layer, or a regular expression that matches the name."""
+    """Return whether ``target`` is the name ``layer``, or a regular expression that matches this name."""
     if not target.startswith("re:"):
         return target == layer
     if _ENDLESS.search(target):

@@ -2,9 +2,10 @@
 
 It also supports some checkpoints that `CompressedTensorsReader` cannot load.
 
-`quark_exporters.compressed_tensors.storage` describes the tensors of a layer. The dequantizer
-also reads packed integers of 1 and 2 bits, and weights whose columns were grouped by activation. Their tensor
-``weight_g_idx`` ``[I]`` has the group of each column. Source: compressed-tensors 0.20, ``compressors``.
+`quark_exporters.compressed_tensors.storage` describes the tensors of a layer. The dequantizer also reads
+packed integers of 1 and 2 bits, and weights whose columns were sorted by activation size before they were
+grouped. Such a weight has a tensor ``weight_g_idx`` ``[I]`` with the group of each column. Source:
+compressed-tensors 0.20, ``compressors``.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ class CompressedTensorsDequantizer:
 def _layers(
     block: Mapping[str, Any], layer: str, one: FloatTensor, stored: Mapping[str, Tensor], configs: list[QLayerConfig]
 ) -> tuple[LayerCodes, ...]:
-    """Return the codes of a layer, with which quark can keep the layer as it is stored.
+    """Return the stored codes of a layer, so that quark can use them instead of quantizing the layer again.
 
-    Return an empty tuple if the reader does not support the scheme of the layer. ``configs`` has one object
-    for all layers with equal settings. This function adds the settings of the layer if they are new.
+    Return an empty tuple if the reader does not support the scheme of the layer. ``configs`` collects
+    configurations, so that layers with equal configurations share one object. If the configuration of the
+    layer is new, this function adds it.
     """
     try:
         config = layer_config(block, layer, stored)
@@ -154,12 +156,12 @@ def _unpacked(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, 
 
 
 def _shifting(zeros: Tensor | None, *, is_symmetric: bool) -> Tensor | None:
-    """Return the zero points, or None if the codes are symmetric.
+    """Return the zero points ``zeros``, or None if ``is_symmetric`` is true.
 
-    Raise ValueError if symmetric codes have zero points other than 0.
+    Raise ValueError if ``is_symmetric`` is true and a zero point is not 0.
     """
     if is_symmetric and zeros is not None and bool((zeros != 0).any()):
-        raise ValueError("its quantization_config says that it has no zero points, but it stores zero points other than 0")
+        raise ValueError("quantization_config says that the layer has no zero points, but the checkpoint stores zero points other than 0")
     return None if is_symmetric else zeros
 
 
@@ -186,7 +188,7 @@ def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
 def _signed_codes(words: Tensor, bits: int, columns: int) -> Tensor:
     """Unpack words ``[rows, n]`` into signed codes ``[rows, columns]``.
 
-    The stored number 2^(bits − 1) becomes the code 0.
+    A word has several stored numbers of ``bits`` bits. The stored number 2^(bits − 1) becomes the code 0.
     """
     return unpacked_words(words, bits, columns).to(torch.int16).sub_(2 ** (bits - 1))
 

@@ -1,5 +1,6 @@
-"""`CompressedTensorsStorage` stores the tensors of a layer in the formats of compressed-tensors 0.20
-(``compressors``).
+"""`CompressedTensorsStorage` stores a layer in the formats of compressed-tensors 0.20.
+
+The package defines these formats in its folder ``compressors``.
 
 ==========================  ==================================================================================
 tensor                      contents
@@ -124,14 +125,17 @@ def _integer_codes(kind: str, bits: int, shape: tuple[int, ...], tensors: Mappin
 
 
 def _as_matrix(scale: Tensor) -> Tensor:
-    """Return scales with one axis for rows and one for columns. A single scale gets the shape ``[1]``."""
+    """Return scales as a matrix with an axis for rows and an axis for columns.
+
+    A single scale gets the shape ``[1]`` instead.
+    """
     return scale.reshape(1) if scale.ndim == 0 else scale.unsqueeze(1) if scale.ndim == 1 else scale
 
 
 def _reciprocal(scale: Tensor) -> Tensor:
     """Return 1 / ``scale`` as a float32 tensor of the shape ``[1]``.
 
-    It converts a factor to a divisor, and back.
+    This converts a factor to a divisor, or a divisor to a factor.
     """
     return (1.0 / scale.float()).reshape(1)
 

@@ -39,14 +39,14 @@ class GgufExporter(Exporter):
 
     All other tensors are stored in floating point.
 
-    The codes do not change. Except for MXFP4, the scales are rounded to float16, as the types require.
+    The codes do not change. The scales of Q4_0, Q4_1 and Q8_0 are rounded to float16, as these types require.
     Source: the GGUF specification, version 3.
 
     Args:
-        float_type: Type of the matrices that are not quantized: "f32", "f16", "bf16", or "auto" to keep their
-            type.
+        float_type: Type of the matrices that are not quantized: "f32", "f16" or "bf16". With "auto", each
+            matrix keeps its type.
         tokenizer_pre: llama.cpp's name for the way in which the tokenizer splits text before it merges
-            tokens. With an empty name, the exporter detects it.
+            tokens. If the name is empty, the exporter detects the name.
         file_name: Name of the exported file.
     """
 
@@ -117,7 +117,10 @@ class GgufExporter(Exporter):
 
 @attrs.frozen(eq=False)
 class _Stream(BlockStream):
-    """Writes the tensors of a GGUF file whose header is already written, region by region."""
+    """Writes the tensors of a GGUF file, one region of the model at a time.
+
+    The header of the file is already written.
+    """
 
     model: nn.Module
     tensors: TensorWriter
@@ -160,7 +163,7 @@ def _text_config(model: Any) -> Any:
 
 
 def _regions(content: CheckpointContent) -> list[Region]:
-    """Return the parts of the model in the sequence in which they are written.
+    """Return the regions of the model in the order in which their tensors are written.
 
     The decoder blocks come first, and the tensors outside the blocks come last.
     """
@@ -186,8 +189,9 @@ def _warn_of_activations(content: CheckpointContent) -> None:
 
 
 def _file_type(tensors: list[GgufTensor]) -> int:
-    """Return the `gguf.LlamaFileType` that describes most of the quantized weights, or most weights if none
-    is quantized.
+    """Return the `gguf.LlamaFileType` that describes most of the quantized weights.
+
+    If no weight is quantized, return the type that describes most of the float weights.
     """
     from gguf import LlamaFileType
 

@@ -3,8 +3,8 @@
 The codes do not change. The scales are rounded to float16 if the GGML type stores them in float16.
 
 A row consists of blocks of 32 weights, and each block has a scale. In this module, ``q`` stands for the 32
-codes of a block. Source: ``ggml-common.h`` and ``ggml-quants.c`` of llama.cpp; the ``gguf`` package reads the
-same bytes.
+codes of a block. Source: ``ggml-common.h`` and ``ggml-quants.c`` of llama.cpp. The ``gguf`` package reads the
+bytes too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class BlockType:
 
     Attributes:
         name: Name of the type in `gguf.GGMLQuantizationType`.
-        file_type: The name in `gguf.LlamaFileType` of a file whose weights mostly have this type.
+        file_type: Name in `gguf.LlamaFileType` for a file in which most weights have this type.
         bytes_per_block: Number of bytes in a block of 32 weights.
-        encode: Function that returns the bytes ``[O, I / 32, bytes_per_block]``. Its arguments are codes
-            ``[O, I]``, scales ``[O, I / 32]``, and zero points in the shape of the scales or None.
-        format: Name of the number format that has the same codes.
+        encode: Function that returns the bytes ``[O, I / 32, bytes_per_block]``. Its first two arguments are
+            codes ``[O, I]`` and scales ``[O, I / 32]``. Its third argument is None, or zero points in the
+            shape of the scales.
+        format: Name of quark's number format with the same codes.
         has_zero_points: Whether the codes have zero points.
         scale_format: The scale format that the type requires, or None if it accepts any.
     """
@@ -57,11 +58,11 @@ class BlockType:
 
         Args:
             codes: Codes ``[O, I]``. ``I`` must be a multiple of 32.
-            qparams: One scale for the tensor, for each row or for each group. The group size must be a
-                multiple of 32.
+            qparams: Scales and zero points: one for the tensor, one for each row, or one for each group. The
+                group size must be a multiple of 32.
 
         Raises:
-            UnsupportedError: A scale is out of the range of the type in which GGML stores it.
+            UnsupportedError: GGML stores scales in a type whose range does not include one of the scales.
         """
         blocks = (codes.shape[0], codes.shape[1] // BLOCK)
         zero = None if qparams.zero_point is None else _of_blocks(qparams.zero_point, blocks)
@@ -69,11 +70,11 @@ class BlockType:
 
 
 def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockType | None:
-    """Return the GGML type that can store the codes of a weight unchanged, or None if GGML has no such type.
+    """Return the GGML type that stores the codes of a weight without change; None if there is no such type.
 
     Args:
         quantizer: Quantizer of the weight.
-        shape: Shape ``[O, I]`` of the weight. For stacked weights, the shape of one weight.
+        shape: Shape ``[O, I]`` of the weight. If several weights are stacked, the shape of one of them.
     """
     levels = quantizer.levels if hasattr(quantizer, "levels") else (quantizer.stored_level,)
     granularity = quantizer.granularity
@@ -91,14 +92,14 @@ def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockT
 def _of_blocks(scales: Tensor, blocks: tuple[int, int]) -> Tensor:
     """Repeat scales so that each block has one.
 
-    Several blocks, a row or the whole tensor may share a scale.
+    In ``scales``, a scale may belong to several blocks, to a row, or to the whole tensor.
     """
     per_row = scales.reshape(-1, 1) if scales.ndim < 2 else scales
     return per_row.repeat_interleave(blocks[1] // per_row.shape[1], 1).expand(blocks)
 
 
 def _q4_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return Q4_0 blocks, in which a weight is ``w = d · (q − 8)``.
+    """Return Q4_0 blocks, in which a weight is ``w = d · (q − 8)`` with the scale d and the code q.
 
     A block has d in float16 and 16 bytes of codes.
     """
@@ -106,10 +107,11 @@ def _q4_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def _q4_1(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return Q4_1 blocks, in which a weight is ``w = d · q + m``.
+    """Return Q4_1 blocks, in which a weight is ``w = d · q + m`` with the scale d and the code q.
 
-    A block has d and m = −d · zero point in float16, and 16 bytes of codes. m is computed from the float16
-    value of d. If it were computed from the original scale, the rounding errors of d and m would add up.
+    A block has d in float16, m = −d · zero point in float16, and 16 bytes of codes. m is computed from the
+    float16 value of d. If it were computed from the original scale, the rounding errors of d and m would add
+    up.
     """
     assert zero is not None
     stored = scale.to(torch.float16).to(scale.dtype)
@@ -117,7 +119,7 @@ def _q4_1(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def _q8_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return Q8_0 blocks, in which a weight is ``w = d · q``.
+    """Return Q8_0 blocks, in which a weight is ``w = d · q`` with the scale d and the code q.
 
     A block has d in float16 and 32 signed bytes of codes.
     """
@@ -125,9 +127,9 @@ def _q8_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def _mxfp4(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return MXFP4 blocks, in which a weight is 2^(e − 127) times the value of an FP4 code.
+    """Return MXFP4 blocks, in which a weight is 2^(e − 127) · the value of an FP4 code.
 
-    A block has e in one byte and 16 bytes of codes.
+    A block has the exponent e of its scale in one byte, and 16 bytes of codes.
 
     Source: OCP Microscaling Formats 1.0.
     """

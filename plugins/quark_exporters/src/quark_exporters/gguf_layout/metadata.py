@@ -26,12 +26,12 @@ class Family:
 
     Attributes:
         architecture: Name of the family in ``general.architecture``.
-        rotates_pairs: Whether the rotary embedding in llama.cpp rotates the neighbours (0, 1), (2, 3), … of a
-            head. In transformers, it rotates (0, d/2), (1, d/2 + 1), …, so the rows of query and key
-            projections are reordered.
+        rotates_pairs: Whether the rotary embedding in llama.cpp rotates the pairs of channels (0, 1), (2, 3),
+            … of a head. In transformers, it rotates the pairs (0, d/2), (1, d/2 + 1), … of the d channels. If
+            llama.cpp differs, the rows of query and key projections are reordered.
         has_experts: Whether the feed-forward layers are mixtures of experts.
-        required: Settings of the transformers configuration that llama.cpp assumes for this architecture. A
-            GGUF file cannot store other values.
+        required: Settings of the transformers configuration with the values that llama.cpp assumes for this
+            architecture. A GGUF file cannot store other values of these settings.
     """
 
     architecture: str
@@ -61,8 +61,8 @@ def family_of(config: Any) -> Family:
         config: Configuration of the text model in transformers.
 
     Raises:
-        UnsupportedError: No family has this ``model_type``, or a setting differs from the one that the family
-            requires.
+        UnsupportedError: No family has this ``model_type``, or a setting does not have the value that the
+            family requires.
     """
     if config.model_type not in FAMILIES:
         raise UnsupportedError(
@@ -92,9 +92,9 @@ def write_metadata(writer: GGUFWriter, config: Any, family: Family, quantization
         writer: Writer of the GGUF file.
         config: Configuration of the text model in transformers.
         family: Family of the model.
-        quantization: Quantization of the model. It is written as JSON under ``quark.quantization_config``,
-            for information.
-        file_type: Value of a `gguf.LlamaFileType`.
+        quantization: Quantization of the model, written as JSON under ``quark.quantization_config``.
+            llama.cpp does not need this key.
+        file_type: A value of `gguf.LlamaFileType`.
 
     Raises:
         UnsupportedError: GGUF has no key for this kind of rotary embedding.
@@ -137,10 +137,10 @@ def head_dim(config: Any) -> int:
 
 
 def rotary_factors(config: Any) -> Tensor | None:
-    """Return the numbers by which Llama 3 divides the frequencies of its rotary embedding, float32
-    ``[head_dim / 2]``.
+    """Return the numbers by which Llama 3 divides the frequencies of its rotary embedding.
 
-    Return None for other kinds of rotary embedding. llama.cpp reads these numbers as ``rope_freqs.weight``.
+    The result is float32 ``[head_dim / 2]``, which llama.cpp reads as ``rope_freqs.weight``. Return None for
+    other kinds of rotary embedding.
 
     Source: reference code of Llama 3.1.
     """

@@ -38,10 +38,10 @@ class GgufTensor:
     Attributes:
         name: Name of the tensor in the file.
         kind: Type of the tensor, as a name in `gguf.GGMLQuantizationType`.
-        block: Type of the blocks, or None if the tensor stores floating-point numbers.
+        block: GGML type of a quantized tensor, or None if the tensor stores floating-point numbers.
         shape: Shape of the tensor in torch. The file lists the axes in reverse.
-        make: Function that returns the content: uint8 ``[…, bytes of a row]`` for blocks, or floating-point
-            numbers of the shape ``shape``.
+        make: Function that returns the content. For a quantized tensor, it returns uint8 ``[…, bytes of a
+            row]``; otherwise, floating-point numbers in the shape ``shape``.
     """
 
     name: str
@@ -64,7 +64,7 @@ class TensorWriter:
     Attributes:
         family: Family of the model.
         config: Configuration of the text model in transformers.
-        names: The table of the gguf package that maps names in a model to names in a file.
+        names: The table in the gguf package that maps names in a model to names in a file.
         holds_codes: Whether quantized weights become blocks of codes. Otherwise they become floating-point
             numbers.
         float_type: Type of float matrices, as a key of `FLOAT_TYPES`, or ``"auto"`` to keep their type.
@@ -80,8 +80,8 @@ class TensorWriter:
     def tensors(self, model: nn.Module, region: Region) -> Iterator[GgufTensor]:
         """Yield the tensors of a region of the model.
 
-        Each weight of all experts of a block becomes one stacked tensor. The factors of the rotary embedding
-        follow after the tensors outside the blocks.
+        For each projection, the weights of all experts of a block are stacked to one tensor. The region
+        outside the blocks ends with the factors of the rotary embedding.
 
         Raises:
             UnsupportedError: The GGUF architecture has no name for a tensor.
@@ -117,7 +117,7 @@ class TensorWriter:
         return str(found)
 
     def refuse_codes_without_a_type(self, model: nn.Module) -> None:
-        """Raise UnsupportedError if GGML has no type for the codes of some layers of the model.
+        """Raise an error if GGML has no type for the codes of some layer of the model.
 
         Raises:
             UnsupportedError: GGML has no type for the codes. The message names the layers and their formats.
@@ -184,10 +184,9 @@ def _weight(layer: QuantizedLayer) -> Tensor:
 
 
 def _reordered(rows: Tensor, heads: int | None) -> Tensor:
-    """Reorder the rows of a projection or bias so that the two rows that the rotary embedding rotates
-    together are neighbours.
+    """Reorder rows so that the two rows of each pair in the rotary embedding become neighbours.
 
-    If ``heads`` is None, return the rows as they are.
+    ``rows`` are the rows of a projection or a bias. If ``heads`` is None, return them unchanged.
     """
     if heads is None:
         return rows

@@ -1,4 +1,4 @@
-"""Functions that write a tokenizer to a GGUF file: its tokens, merges, special tokens and chat template."""
+"""Functions that write the tokens, merges, special tokens and chat template of a tokenizer to a GGUF file."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ _SPLITS = {f"{_LETTERS}{{1,3}}{_REST}": "llama-bpe", f"{_LETTERS}{_REST}": "qwen
 
 
 def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | None = None) -> None:
-    """Write the tokenizer in a directory. If the directory has no tokenizer, write that the model has none.
+    """Write the tokenizer of ``directory`` to a GGUF file.
+
+    If the directory has no tokenizer, the file says that the model has no tokenizer.
 
     Args:
         writer: Writer of the GGUF file.
         directory: Directory with ``tokenizer.json``, and perhaps further files with settings of the
             tokenizer.
-        size: Number of rows of the embedding. Ids without a token get padding tokens.
+        size: Number of rows of the embedding. Rows without a token get a padding token.
         pre: llama.cpp's name for the pre-tokenizer (``tokenizer.ggml.pre``). With None, this function detects
             the name.
 
@@ -70,9 +72,9 @@ def _kind(tokenizer: dict[str, Any]) -> str:
 
 
 def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
-    """Return a list of the texts and a list of the types of all tokens.
+    """Return two lists, with the text and with the type of each token.
 
-    Positions in the lists are token ids.
+    The position in a list is the id of the token.
     """
     from gguf import TokenType
 
@@ -94,7 +96,7 @@ def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]
 
 
 def _pre_of(tokenizer: dict[str, Any]) -> str:
-    """Return llama.cpp's name for the pre-tokenizer of a tokenizer."""
+    """Return the name that llama.cpp uses for the pre-tokenizer of a tokenizer."""
     steps = tokenizer.get("pre_tokenizer") or {}
     steps = steps.get("pretokenizers", [steps])
     kinds = [step.get("type") for step in steps]
