@@ -4,10 +4,11 @@
 tensor       contents
 ===========  ==============================================================================================
 ``qweight``  int32 ``[I · bits / 32, O]``: the codes of a weight row, packed from the lowest bit
-``qzeros`` int32 ``[groups, O · bits / 32]``: zero points, packed along ``O``; 1 is often subtracted
-             (`_offset`)
+``qzeros``   int32 ``[groups, O · bits / 32]``: zero points, packed along ``O``. Many programs store each zero
+             point minus 1 (`_offset`)
 ``scales``   ``[groups, O]``
-``g_idx`` int32 ``[I]``: the group of each input channel. Without this tensor, groups are consecutive channels
+``g_idx``    int32 ``[I]``: the group of each input channel. Without this tensor, consecutive channels form
+             a group
 ===========  ==============================================================================================
 
 A value is ``(code − zero point) · scale``. The number of bits and the group size may differ between layers;

@@ -1,7 +1,7 @@
 """`ModelOptDequantizer` computes float weights from the FP8 and NVFP4 checkpoints of NVIDIA ModelOpt.
 
-An FP8 layer is stored as in `quark_exporters.fp8`, with one scale for each weight. An NVFP4 layer has these
-tensors:
+An FP8 layer is stored as `quark_exporters.fp8` describes, with one scale for the whole weight. An NVFP4 layer
+has these tensors:
 
 ==================  ==========================================================
 tensor              contents

@@ -2,9 +2,9 @@
 
 Each byte has two codes, the first in the low half. 32 codes share an E8M0 scale.
 
-The tensor ``<name>_blocks`` has the shape ``[experts, O, I / 32, 16]``, and ``<name>_scales`` has ``[experts,
-O, I / 32]``. Both are uint8. The float tensor has the shape ``[experts, I, O]``, as in the class of
-transformers for gpt-oss. Source: ``transformers.integrations.mxfp4``.
+The tensor ``<name>_blocks`` has the codes, uint8 ``[experts, O, I / 32, 16]``. The tensor ``<name>_scales``
+has the scales, uint8 ``[experts, O, I / 32]``. The float tensor has the shape ``[experts, I, O]``, which
+transformers uses for gpt-oss. Source: ``transformers.integrations.mxfp4``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Mxfp4Dequantizer:
 def _float_tensor(name: str, blocks: str, scales: str, stored: tuple[int, ...]) -> FloatTensor:
     """Return the float tensor of all experts.
 
-    The attribute ``layers`` of the result has the codes of each expert, for models with separate experts.
+    The attribute ``layers`` of the result has the codes of each expert. They are for models in which each
+    expert is a module.
     """
     experts, rows, groups, _ = stored
     columns = groups * 2 * _BYTES

@@ -1,6 +1,6 @@
 """The records with which quark-exporters registers its checkpoint layouts.
 
-This module imports no heavy package.
+This module does not import torch or transformers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Helpers for the codes and scales that checkpoints store: packing in words and bytes, blocks of scales, and
-specs.
+"""Helpers for codes and scales that checkpoints store.
 
-A scale block may have any number of rows and columns; the last block of an axis may be smaller. The values of
-FP4 codes (E2M1) are those of the OCP Microscaling Formats, version 1.0.
+They pack codes into words and bytes, find the blocks that share a scale, and make specs.
+
+A block, whose elements share a scale, may have any number of rows and columns. The last block of an axis may
+be smaller. The values of FP4 codes (E2M1) are those of the OCP Microscaling Formats, version 1.0.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ _OBSERVERS = {
 
 @attrs.frozen
 class ScaleBlocks:
-    """The blocks of a tensor ``[…, O, I]`` whose elements share a scale.
+    """The division of a tensor ``[…, O, I]`` into blocks. The elements of a block share a scale.
 
     Attributes:
-        grid: Shape of the scales, ``[…, O', I']``. The leading axes are those of the tensor, or are missing.
+        grid: Shape of the scales, ``[…, O', I']`` for O' x I' blocks. The leading axes are those of the
+            tensor. If all leading indices share the scales, the leading axes are missing.
         rows: Number of rows in a block. The last block may have fewer rows.
         columns: Number of columns in a block. The last block may have fewer columns.
     """
@@ -56,14 +58,16 @@ class ScaleBlocks:
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int] | None = None) -> ScaleBlocks:
-        """Return the blocks that follow from the shapes of the codes and of the scales.
+        """Return the division into blocks that follows from the shapes of the codes and of the scales.
 
         Args:
             name: Full name of the codes, for messages.
             shape: Shape of the codes, ``[O, I]`` or ``[experts, O, I]``.
-            scale: Shape of the scales. There is one scale in all, or one for each expert, row or block.
-            block: Number of rows and columns in a block, as the checkpoint states. None splits each axis into
-                equal blocks. It is ignored if there is only one scale, or one per row.
+            scale: Shape of the scales. There is one scale for the whole tensor, or one for each expert, row
+                or block.
+            block: Number of rows and columns in a block, as the checkpoint states. If this is None, each axis
+                is split into equal blocks. The argument is ignored if there is only one scale, or one per
+                row.
 
         Raises:
             CheckpointError: The scales do not fit the codes.
@@ -83,13 +87,14 @@ class ScaleBlocks:
         return cls(grid, max(1, rows), max(1, columns))
 
     def values(self, codes: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Compute ``(codes − zero_point) · scale`` in float32, one matrix at a time, and return the result in
-        ``dtype``.
+        """Return the values ``(codes − zero_point) · scale`` in ``dtype``.
+
+        The function computes in float32, one matrix at a time.
 
         Args:
             codes: Codes ``[…, O, I]`` of any dtype that can be converted to float32.
-            scale: Scales, with as many elements as ``grid`` says. Scales in uint8 are E8M0 codes.
-            zero_point: Zero points, with as many elements as ``scale``, or None.
+            scale: Scales, with the number of elements that ``grid`` gives. Scales in uint8 are E8M0 codes.
+            zero_point: Zero points with as many elements as ``scale``, or None if there are no zero points.
             dtype: Dtype of the result.
         """
         scales = _numbers(scale).reshape(self.grid)
@@ -109,7 +114,7 @@ class ScaleBlocks:
         return values.mul_(self._spread(scale, codes.shape))
 
     def _spread(self, grid: Tensor, shape: torch.Size) -> Tensor:
-        """Repeat the values of ``grid`` so that the result broadcasts to a matrix of ``shape``."""
+        """Repeat scales or zero points so that the result can be broadcast to the shape ``shape``."""
         for axis, size in ((0, self.rows), (1, self.columns)):
             if grid.shape[axis] > 1 and size > 1:
                 grid = grid.repeat_interleave(size, axis).narrow(axis, 0, shape[axis])
@@ -117,8 +122,9 @@ class ScaleBlocks:
 
 
 def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape of the scales with one axis for rows and one for columns, or None if the scales do not
-    fit ``shape``.
+    """Return the shape ``scale`` with one axis for rows and one axis for columns.
+
+    Return None if such scales do not fit codes of the shape ``shape``.
     """
     lead = shape[:-2]
     if len(scale) == len(shape) and scale[:-2] == lead:
@@ -131,10 +137,9 @@ def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | N
 
 
 def _size(length: int, count: int, said: int | None) -> int | None:
-    """Return how many of ``length`` elements share one of ``count`` scales, or None if ``count`` does not
-    fit.
+    """Return the block size on an axis of ``length`` elements that has ``count`` scales.
 
-    ``said`` is the block size that the checkpoint states, if any.
+    ``said`` is the block size that the checkpoint states, or None. Return None if no block size fits.
     """
     if said is not None:
         return said if -(-length // said) == count else None
@@ -186,7 +191,7 @@ def packed_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """Unpack what `packed_words` packed, for codes of 1, 2, 4 or 8 bits.
+    """Unpack words that are packed as by `packed_words`, with codes of 1, 2, 4 or 8 bits.
 
     Return uint8 codes ``[rows, columns]``.
     """
@@ -197,10 +202,10 @@ def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def positive_scales(codes: Tensor, zero_points: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes, zero points and scales that give the same values but have no negative scales.
+    """Return codes, zero points and scales for the same values, but without negative scales.
 
-    AutoRound writes negative scales. ``(code − zero) · scale`` is ``(top − code − (top − zero)) · −scale``,
-    where ``top`` is the largest code.
+    AutoRound writes negative scales. If ``top`` is the largest code, ``(code − zero) · scale`` is equal to
+    ``(top − code − (top − zero)) · −scale``.
 
     Args:
         codes: uint8 ``[O, I]``.
@@ -219,8 +224,8 @@ def positive_scales(codes: Tensor, zero_points: Tensor, scales: Tensor, bits: in
 def streamed_codes(words: Tensor, bits: int) -> Tensor:
     """Unpack codes from rows of 32-bit words.
 
-    The bits of a row are one stream that begins with the lowest bit of the first word, so ``bits`` words
-    contain 32 codes. A code may begin in one word and end in the next.
+    A row is a stream of bits that begins with the lowest bit of the first word. Thus, 32 codes fill ``bits``
+    words, and a code may begin in one word and end in the next.
 
     >>> streamed_codes(torch.tensor([[0b10_001_000, 0, 0]], dtype=torch.int32), 3)[0, :4].tolist()
     [0, 1, 2, 0]
@@ -245,12 +250,12 @@ def streamed_codes(words: Tensor, bits: int) -> Tensor:
 
 
 def qscheme_of(spec: QTensorConfig) -> str | None:
-    """Return the name of the qscheme of a spec, or None if the spec has no qscheme."""
+    """Return the name of a spec's granularity (``qscheme``), or None if the spec has none."""
     return None if spec.qscheme is None else spec.qscheme.name
 
 
 def runs_along_rows(spec: QTensorConfig) -> bool:
-    """Return whether the groups of a weight run along its output channels.
+    """Return whether a group of the weight consists of successive output channels.
 
     Only quark's own layout supports such groups.
     """
@@ -258,9 +263,9 @@ def runs_along_rows(spec: QTensorConfig) -> bool:
 
 
 def spec_of_layout(dtype: str, qscheme: str, **settings: Any) -> QTensorConfig:
-    """Return a tensor spec with the settings that readers of these layouts assume.
+    """Return a tensor spec with the settings that are usual in the layouts of this package.
 
-    Unless ``settings`` says otherwise, it is symmetric and static, rounds half to even, and has
+    Unless ``settings`` has other values, the spec is symmetric and static, rounds half to even, and has
     floating-point scales.
     """
     usual = {"symmetric": True, "is_dynamic": False, "scale_type": "float", "round_method": "half_even"}
@@ -268,8 +273,9 @@ def spec_of_layout(dtype: str, qscheme: str, **settings: Any) -> QTensorConfig:
 
 
 def short_block(quantizer: TensorQuantizer, length: int) -> str | None:
-    """Return an error message without its subject if the last block of a row is shorter than the others,
-    otherwise None.
+    """Return an error message if the last block of a row is shorter than the others, otherwise None.
+
+    The message is a predicate without a subject.
 
     Args:
         quantizer: Quantizer of a weight or an activation.
@@ -282,10 +288,9 @@ def short_block(quantizer: TensorQuantizer, length: int) -> str | None:
 
 
 def short_block_of(config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-    """Return the error of `short_block` for the weight, the input or the output of a layer, or None if all
-    blocks are full.
+    """Return an error message if the weight, the input or the output of a layer has a short last block.
 
-    ``shape`` is the shape of the weight of the layer.
+    Return None if all blocks are full. ``shape`` is the shape of the layer's weight. See `short_block`.
     """
     weight = None if config.weight is None else short_block(weight_quantizer(config), shape[-1])
     places = ((config.input_tensors, "input", shape[-1]), (config.output_tensors, "output", shape[0]))
@@ -294,6 +299,6 @@ def short_block_of(config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
 
 
 def weight_quantizer(config: QLayerConfig) -> TensorQuantizer:
-    """Return the quantizer of the weight of a layer. The layer must have a quantized weight."""
+    """Return the quantizer of a layer's weight. The configuration must quantize the weight."""
     assert config.weight is not None
     return quantizer_for(config.weight, activation=False)

@@ -1,1 +1,1 @@
-"""quark-schemes: number formats, observers, packing and the named schemes of quark."""
+"""The plugin quark-schemes, with quark's number formats, observers, packing and named schemes."""

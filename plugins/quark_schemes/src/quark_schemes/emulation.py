@@ -6,10 +6,10 @@ All functions accept any device and rank, do not change their arguments, do not 
 and can be traced in one graph by ``torch.compile``. They round exactly as the number formats of this package
 do, so a runtime computes exactly the model that was calibrated and exported.
 
-All functions view a tensor as *blocks* ``[R, N, G]``: the quantized axis is split into N blocks of G
-elements, with a zero-padded last block, and the other axes form R rows.
+All functions view a tensor as *blocks* ``[R, N, G]``. The quantized axis is split into N blocks of G
+elements, and the last block is padded with zeros. The other axes form R rows.
 
-Source: the calls in vLLM's emulation of MX formats; OCP Microscaling Formats v1.0.
+Source: the functions that vLLM's emulation of MX formats calls; OCP Microscaling Formats v1.0.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ _LOWEST_SCALE, _HIGHEST_SCALE = 2.0**-127, 2.0**127
 
 
 def dq_mxfp4(x: Tensor, scale: Tensor, float_dtype: torch.dtype) -> Tensor:
-    """Return the values of packed MXFP4 codes: ``[…, K / 2] → […, K]``.
+    """Dequantize packed MXFP4 codes: ``[…, K / 2] → […, K]``.
 
     Args:
-        x: Packed codes, uint8. The element at an even index is in the low nibble.
-        scale: The exponent + 127 of each block of 32 elements, or 255 for NaN. The shape is
-            ``[…, ceil(K / 32)]``, the dtype uint8 or torch's own E8M0 dtype.
-        float_dtype: Dtype of the result: any float dtype. Values that it cannot represent are rounded once.
+        x: Packed codes, uint8. The element at an even index is in the low half of a byte.
+        scale: The scales as E8M0 bytes, one for each block of 32 elements: ``[…, ceil(K / 32)]``. A byte is
+            the exponent + 127, or 255 for NaN. The dtype is uint8 or torch's E8M0 dtype.
+        float_dtype: Dtype of the result, which may be any float dtype. Values that this dtype cannot
+            represent are rounded once.
 
     Raises:
         ConfigError: The number of scales differs from the number of blocks.
@@ -69,7 +70,7 @@ def dq_mxfp4(x: Tensor, scale: Tensor, float_dtype: torch.dtype) -> Tensor:
 
 
 def _pairs(data: Tensor) -> Tensor:
-    """Return both values of each byte, as a flat bfloat16 tensor."""
+    """Return the values of the two FP4 codes in each byte, as a flat bfloat16 tensor."""
     # A table look-up yields both values as one int32, which is several times as fast as unpacking nibbles.
     codes = unpack_bits(torch.arange(256, dtype=torch.uint8, device=data.device).unsqueeze(-1), 4, 2, signed=False)
     table = decode_small(codes, E2M1).bfloat16().view(torch.int32).squeeze(-1)
@@ -95,7 +96,7 @@ def qdq_mxfp4(x: Tensor, scale_calculation_mode: str = "even") -> Tensor:
 
 
 def even_round(max_abs: Tensor, dtype: str | Dtype) -> Tensor:
-    """Return the power of two that each block shares as its scale, in mode ``"even"``.
+    """Return the scale of each block, a power of two that the mode ``"even"`` chooses.
 
     The result is float32 in ``[2^-127, 2^127]`` and has the shape of ``max_abs``. NaN stays NaN.
 
@@ -115,9 +116,9 @@ def even_round(max_abs: Tensor, dtype: str | Dtype) -> Tensor:
 
 
 def reshape_to_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
-    """Return ``x`` as blocks ``[R, N, block_size]``, with unchanged dtype.
+    """Return ``x`` as blocks ``[R, N, block_size]``. The dtype does not change.
 
-    The function swaps ``axis`` with the last axis, and splits it into blocks.
+    The function swaps ``axis`` with the last axis, and then splits the last axis into blocks.
     """
     rows = x.transpose(axis, -1)
     rows = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
@@ -135,28 +136,30 @@ def _from_blocks(blocks: Tensor, shape: torch.Size, axis: int) -> Tensor:
 
 
 def _scale_of(blocks: Tensor, scale: Tensor, caller: str) -> Tensor:
-    """Return one scale per block as ``[R, N, 1]``, float32.
+    """Return the scales as float32 ``[R, N, 1]``, with one scale per block.
 
     Raise ConfigError if the number of scales differs from the number of blocks.
     """
     rows, count, _ = blocks.shape
     if scale.numel() != rows * count:
-        raise ConfigError(f"{caller}: {rows} rows of {count} blocks need as many scales, not scales of shape {tuple(scale.shape)}")
+        raise ConfigError(
+            f"{caller}: {rows} rows of {count} blocks need one scale for each block, but the scales have the shape {tuple(scale.shape)}"
+        )
     return scale.float().reshape(rows, count, 1)
 
 
 def fake_quantize_fp4_fp6_per_group_with_scale(
     input_tensor: Tensor, scale: Tensor, axis: int, group_size: int, quant_dtype: str | Dtype, **_: Any
 ) -> Tensor:
-    """Return ``input_tensor``, quantized with the given scales and dequantized.
+    """Quantize ``input_tensor`` with the given scales, dequantize the result and return it.
 
     Values are rounded half to even and saturate. The result has the shape and dtype of ``input_tensor``, and
     no gradient.
 
     Args:
         input_tensor: A tensor of any float dtype and rank.
-        scale: One scale per block of ``group_size`` elements along ``axis``, in the order of the blocks, as
-            ``[R, N]`` or ``[R, N, 1]``. A scale of 0 is replaced by 2^-23.
+        scale: Scales as ``[R, N]`` or ``[R, N, 1]``, one for each block of ``group_size`` elements along
+            ``axis``. A scale of 0 is replaced by 2^-23.
         axis: The axis that is split.
         group_size: Elements that share a scale.
         quant_dtype: fp4, fp6_e2m3 or fp6_e3m2.
@@ -173,11 +176,11 @@ def fake_quantize_fp4_fp6_per_group_with_scale(
 
 
 def dequantize_fp4_fp6_per_group(inputs: Tensor, scale: Tensor, axis: int, group_size: int, **_: Any) -> Tensor:
-    """Return ``inputs`` multiplied by their scales. Shape and dtype are those of ``inputs``.
+    """Return ``inputs`` multiplied by the scales of their blocks, with unchanged shape and dtype.
 
     Args:
-        inputs: Values of codes, from ``create_pack_method(…).unpack``.
-        scale: Scales. The shape is the shape of ``inputs``, but with one element per block on ``axis``. An
+        inputs: The values of codes before scaling, as ``create_pack_method(…).unpack`` returns them.
+        scale: Scales. Their shape is the shape of ``inputs``, but ``axis`` has one element per block. An
             additional axis of size 1 may follow ``axis``.
         axis: The axis that is split.
         group_size: Elements that share a scale.
@@ -194,7 +197,7 @@ def dequantize_fp4_fp6_per_group(inputs: Tensor, scale: Tensor, axis: int, group
 
 @attrs.frozen
 class PackedFloats:
-    """Packs and unpacks values of a small float format along the last axis.
+    """Packs the values of a small float format into bytes along the last axis, and unpacks them.
 
     Two FP4 codes fill one byte; four FP6 codes fill three bytes.
     """
@@ -202,7 +205,9 @@ class PackedFloats:
     shape: FloatShape
 
     def pack(self, to_pack: Tensor, reorder: bool = False) -> Tensor:
-        """Return the bytes of representable values: ``[…, K] → […, K / 2]`` or ``[…, 3 K / 4]`` uint8.
+        """Encode and pack values that the format represents exactly, and return uint8 bytes.
+
+        The shape is ``[…, K] → […, K / 2]`` for FP4, and ``[…, K] → […, 3 K / 4]`` for FP6.
 
         ``reorder`` is ignored.
         """
@@ -219,7 +224,9 @@ class PackedFloats:
 
 
 def create_pack_method(qscheme: str | None, dtype: str | Dtype, mx_element_dtype: str | None = None) -> PackedFloats:
-    """Return the object that packs values of ``dtype`` as in a checkpoint; ignore the other arguments.
+    """Return an object that packs values of ``dtype`` as a checkpoint stores them.
+
+    The other arguments are ignored.
 
     Raises:
         UnsupportedError: The format is not fp4, fp6_e2m3 or fp6_e3m2.

@@ -3,8 +3,8 @@
 The nodes are QuantizeLinear and DequantizeLinear. If these operators round differently from the number
 format, a function of the domain ``quark`` replaces them.
 
-The nodes compute in float32, and in the same sequence of operations as the quantizer. A function of the
-domain ``quark`` computes dynamic scales; its name describes the spec.
+The nodes compute in float32, with the same operations in the same order as the quantizer. If scales are
+dynamic, a function of the domain ``quark`` computes them, and the name of the function describes the spec.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def quantized_activation(ops: Ops, quantizer: TensorQuantizer, x: ir.Value, qpar
         ops: Collects the nodes.
         quantizer: The quantizer of the activation.
         x: The activation.
-        qparams: The static scales of the activation, or None if the model computes the scales at run time.
+        qparams: The static scales and zero points of the activation, or None if the model computes them at
+            run time.
         columns: Length of the last axis of ``x``, or None if it varies.
 
     Raises:
@@ -85,8 +86,9 @@ def _native(ops: Ops, kind: ir.DataType, x: ir.Value, scale: ir.Value, zero: ir.
 
 
 def _dynamic(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, columns: int | None) -> ir.Value:
-    """Add the nodes that round ``x`` with a scale from the range of each block, of each token or of the whole
-    tensor.
+    """Add the nodes that compute dynamic scales for ``x`` and round ``x`` with them.
+
+    A scale comes from the range of a block, of a token, or of the whole tensor.
     """
     kind = native_type(quantizer.format) if _divides_as_onnx(quantizer) else None
     name, size = name_of(quantizer), _block_size(quantizer)
@@ -112,8 +114,8 @@ def _dynamic(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, columns: in
 def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tensor) -> ir.Value:
     """Add the nodes that round ``x`` with two-level scales.
 
-    The scale of a block is computed at run time and rounded to a small format. It is relative to ``outer``,
-    the calibrated scale of the whole tensor.
+    ``outer`` is the calibrated scale of the whole tensor. The model computes the scale of a block at run
+    time, divides it by ``outer``, and rounds the quotient to a small format.
     """
     elements, scales = quantizer.element_level, quantizer.scale_level
     size = _block_size(elements)
@@ -136,11 +138,10 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
 
 
 def _divides_as_onnx(quantizer: SingleLevelQuantizer) -> bool:
-    """Return whether QuantizeLinear and the quantizer compute exactly the same quotient of ``x`` and the
-    scale.
+    """Return whether QuantizeLinear and the quantizer compute exactly the same quotient x / scale.
 
-    They must agree in the last bit: the largest value of an integer block lies halfway between two codes, so
-    the last bit decides to which code it is rounded.
+    The quotients must be equal up to the last bit. In a block of integers, the quotient for the largest value
+    lies halfway between two codes, so the last bit decides to which code it is rounded.
     """
     if not quantizer.format.by_reciprocal(quantizer.spec):
         return True
@@ -152,7 +153,7 @@ def _divides_as_onnx(quantizer: SingleLevelQuantizer) -> bool:
 def _block_size(quantizer: SingleLevelQuantizer) -> int | None:
     """Return how many neighbouring elements of the last axis share a scale.
 
-    -1 means that the whole axis shares one scale, and None that the whole tensor does.
+    Return -1 if the whole axis shares one scale, and None if the whole tensor shares one scale.
     """
     granularity = quantizer.granularity
     if isinstance(granularity, PerGroup | PerToken):
@@ -163,9 +164,10 @@ def _block_size(quantizer: SingleLevelQuantizer) -> int | None:
 
 
 def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Value:
-    """Add the nodes that compute scales from ranges, and return the scales.
+    """Add the nodes that compute scales from the ranges of blocks, and return the scales.
 
-    The shape is ``[…, 1]``, with one scale per block, or ``[]`` if the granularity is per tensor.
+    The scales have the shape ``[…, 1]``, with one scale per block. If the granularity is per tensor, the
+    shape is ``[]``.
     """
     number_format, spec = quantizer.format, quantizer.spec
     if (
@@ -192,8 +194,9 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
 
 
 def _rounded(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, scale: ir.Value) -> ir.Value:
-    """Add the nodes that divide ``x`` by ``scale``, round the quotient and multiply by ``scale``; return
-    their output.
+    """Add the nodes that fake-quantize ``x`` with ``scale``, and return their output.
+
+    They divide ``x`` by ``scale``, round the quotient, and multiply the result by ``scale``.
     """
     by_reciprocal = quantizer.format.by_reciprocal(quantizer.spec)
     t = ops("Mul", x, ops("Reciprocal", scale)) if by_reciprocal else ops("Div", x, scale)
@@ -228,7 +231,9 @@ def _round_steps(number_format: NumberFormat) -> Steps | None:
 
 @lru_cache(maxsize=64)
 def _subscales(number_format: NumberFormat) -> Steps | None:
-    """Return the step function from the largest magnitude of a pair of elements to the subscale of the pair.
+    """Return the step function that computes the subscale of a pair of elements.
+
+    The function maps the largest magnitude of the pair to the subscale.
 
     Return None if the format has no subscales, or if the function has too many steps.
     """
@@ -244,10 +249,10 @@ def _subscales(number_format: NumberFormat) -> Steps | None:
 
 
 def _scale_steps(number_format: NumberFormat, spec: QTensorConfig, *, negative: bool) -> Steps | None:
-    """Return the step function from one end of a range, whose other end is 0, to the scale for this range.
+    """Return the step function that computes the scale for a range with one end at 0.
 
-    ``negative`` chooses the end: the range is [-end, 0] or [0, end]. Return None if the function has too many
-    steps.
+    The function maps the magnitude of the other end to the scale. If ``negative`` is true, the range is
+    [-end, 0]; otherwise it is [0, end]. Return None if the function has too many steps.
     """
     zero = torch.zeros(1, dtype=torch.float32)
 
@@ -290,21 +295,21 @@ _LOOK_UP = "Returns values[i] for the last i with thresholds[i] <= x. NaN stays 
 def name_of(quantizer: TensorQuantizer) -> str:
     """Return a name for the spec of a quantizer, such as ``fp4_per_group32_e8m0``.
 
-    Two different specs can have the same name; `described` distinguishes them.
+    Two different specs can have the same name, but the results of `described` differ.
     """
     name = "_then_".join(_name(level) for level in levels(quantizer.spec))
     return re.sub(r"\W", "_", name)
 
 
 def described(quantizer: TensorQuantizer) -> str:
-    """Return a string with the spec of a quantizer as JSON and the granularity of its scales."""
+    """Return a string with two parts: the spec of a quantizer as JSON, and the granularity of its scales."""
     return f"{json.dumps([level.to_dict() for level in levels(quantizer.spec)])}, {quantizer.granularity}"
 
 
 def _name(spec: QTensorConfig) -> str:
-    """Return the values of the spec's fields that change the arithmetic of an activation, joined to a name.
+    """Return a name for a spec: the values of the fields that affect how an activation is rounded.
 
-    The name leaves out each field that has its usual value.
+    The name leaves out fields that have the usual value.
     """
     size = spec.group_size or ""
     parts = [spec.dtype.name, "" if spec.qscheme is None else f"{spec.qscheme.value}{size}"]

@@ -1,5 +1,6 @@
-"""How an ONNX file stores the codes of a number format: as numbers of an ONNX type, or as indices into a
-table of values.
+"""Storage of a number format's codes in an ONNX file.
+
+The file stores numbers of an ONNX type, or indices into a table of values.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class StoredCodes:
 
     Attributes:
         type: The ONNX type of the stored numbers.
-        step: A power of two. The value of a code before scaling is the stored number times ``step``.
-        table: If the stored numbers are indices, the table of values that they index; otherwise None.
+        step: A power of two. The stored number times ``step`` is the value of a code, which is still to be
+            multiplied by the scale.
+        table: If the stored numbers are indices, the values to which they refer; otherwise None.
         stored: Function that converts codes of the number format to stored numbers.
     """
 
@@ -44,10 +46,10 @@ class StoredCodes:
 
 
 def native_type(number_format: NumberFormat) -> ir.DataType | None:
-    """Return the ONNX type to which ``QuantizeLinear`` rounds exactly like the format, or None if there is no
-    such type.
+    """Return the ONNX type to which ``QuantizeLinear`` rounds exactly like the format.
 
-    ``QuantizeLinear`` rounds half to even and saturates at the smallest and the largest number of the type.
+    Return None if no type fits. ``QuantizeLinear`` rounds half to even and saturates at the smallest and the
+    largest number of the type.
     """
     if (kind := _FLOATS.get(number_format.storage_dtype)) is not None:
         largest = torch.finfo(number_format.storage_dtype).max
@@ -67,7 +69,7 @@ def native_type(number_format: NumberFormat) -> ir.DataType | None:
 def whole_ends(number_format: NumberFormat) -> tuple[int, int] | None:
     """Return the smallest and the largest code of a format that rounds to whole numbers.
 
-    Return None unless the format rounds half to even and saturates at these two codes.
+    The format must round half to even and saturate at these two codes. Return None for any other format.
     """
     ends = _ends(number_format)
     if ends is None:
@@ -93,7 +95,8 @@ def stored_codes(number_format: NumberFormat) -> StoredCodes | None:
 def stored_type(values: Tensor, opset: int) -> tuple[ir.DataType, torch.dtype]:
     """Return the narrowest floating-point type that represents the float32 ``values`` exactly.
 
-    The type is returned as the ONNX type and as the torch dtype. It is a type that ``opset`` can cast from.
+    Return the ONNX type and the torch dtype of the same numbers. ONNX's operator set ``opset`` can cast from
+    this type.
     """
     candidates = [
         (ir.DataType.FLOAT8E4M3FN, torch.float8_e4m3fn),
@@ -109,8 +112,7 @@ _E8M0 = 24
 
 
 def _ends(number_format: NumberFormat) -> tuple[int, int] | None:
-    """Return the smallest and the largest code of a format in which each code is a whole number and equals
-    its value.
+    """Return the smallest and the largest code of a format whose codes are integers equal to their values.
 
     Return None for any other format.
     """
@@ -128,8 +130,8 @@ def _ends(number_format: NumberFormat) -> tuple[int, int] | None:
 def _whole(low: int, high: int) -> Tensor:
     """Return the integers from ``low`` to ``high`` as int64.
 
-    If there are more than `_MOST_CODES`, return an evenly spaced sample of them. Each result is exact in
-    float32.
+    If there are more than `_MOST_CODES` integers, return an evenly spaced sample. float32 represents each
+    returned integer exactly.
     """
     count = min(high - low + 1, _MOST_CODES)
     return torch.linspace(low, high, count, dtype=torch.float64).round().float().to(torch.int64)
@@ -143,8 +145,9 @@ A probe of a 16-bit format in quarter steps needs about half as many.
 
 
 def _table(number_format: NumberFormat) -> StoredCodes | None:
-    """Return storage as indices into a table of values, or None if the codes of the format are not plain
-    indices of up to 8 bits.
+    """Return storage as indices into a table of values.
+
+    Return None if the codes of the format are not indices of at most 8 bits.
     """
     if number_format.storage_dtype is not torch.uint8 or number_format.is_cast:
         return None
@@ -154,8 +157,9 @@ def _table(number_format: NumberFormat) -> StoredCodes | None:
 
 
 def _multiples(number_format: NumberFormat) -> StoredCodes | None:
-    """Return storage as 8-bit or 16-bit integer multiples of a power of two, or None if the values are not
-    such multiples.
+    """Return storage as multiples of a power of two, each an 8-bit or 16-bit integer.
+
+    Return None if the values of the format are not such multiples.
     """
     largest = float(number_format.round_(torch.full((32,), 1e30, dtype=torch.float32)).max())
     if number_format.is_cast or not math.isfinite(largest):

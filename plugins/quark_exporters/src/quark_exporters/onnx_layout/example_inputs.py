@@ -1,4 +1,4 @@
-"""Example inputs for the trace of a model, and the axes of the inputs that may vary."""
+"""Example inputs for tracing a model, and the input axes whose length may vary."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ExampleInputs:
     """Arguments for tracing a model.
 
     Attributes:
-        module: The module to trace. It is the model, or for a transformers model a wrapper that returns only
-            the logits.
+        module: The module to trace. For a transformers model, it is a wrapper that returns only the logits.
+            Otherwise, it is the model.
         args, kwargs: The arguments of the call to ``module``.
         names: Names of the inputs in the file. If empty, the inputs have the names of the parameters of
             ``forward``.
         output_names: Names of the outputs in the file. If empty, torch chooses the names.
-        dynamic_shapes: The axes of the inputs that may vary, as for `torch.export.export`.
+        dynamic_shapes: The input axes whose length may vary, in the form that `torch.export.export` needs.
     """
 
     module: nn.Module
@@ -49,7 +49,7 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     """Return the arguments for tracing a model.
 
     For a transformers model, the batch size and the sequence length may vary, and the trace has no KV cache.
-    A graph module keeps the variable axes that it has. For other models, all shapes are fixed.
+    For a graph module, the same axes may vary as in its graph. For other models, all shapes are fixed.
 
     Args:
         model: The model.
@@ -78,7 +78,7 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
 
 
 def _axes_of_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the axes that may vary, for each input of a graph module.
+    """Return the axes whose length may vary, for each input of a graph module.
 
     Return None if all shapes are fixed, or if the inputs are not positional arguments with one tensor each.
     """
@@ -114,7 +114,7 @@ def _split(given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _varying(value: Any) -> Any:
-    """Return ``value``, with its only entry repeated in each axis that may vary and has length 1."""
+    """Repeat the entry of each axis that may vary and has length 1, so that the length becomes 2."""
     for axis in _axes_of(value) or {}:
         if value.shape[axis] == 1:
             value = value.repeat_interleave(2, axis)
@@ -122,10 +122,10 @@ def _varying(value: Any) -> Any:
 
 
 def _axes_of(value: Any) -> dict[int, Any] | None:
-    """Return the axes of an input that may vary, as a dictionary from axis to dimension.
+    """Return the axes of an input whose length may vary, as a dictionary from axis to torch dimension.
 
-    Both axes of a matrix, such as token ids ``[batch, sequence]``, may vary. Of other tensors, only the first
-    axis may. Return None if ``value`` is not a tensor.
+    Both axes of a matrix, such as token ids ``[batch, sequence]``, may vary. In other tensors, only the first
+    axis may vary. Return None if ``value`` is not a tensor with axes.
     """
     if not isinstance(value, Tensor) or not value.ndim:
         return None

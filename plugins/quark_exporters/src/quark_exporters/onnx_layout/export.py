@@ -1,4 +1,4 @@
-"""`export_onnx` writes a module, quantized or not, to an ONNX file."""
+"""`export_onnx` writes a module to an ONNX file. The module may be quantized."""
 
 from __future__ import annotations
 
@@ -64,14 +64,15 @@ def export_onnx(
         input_names: Names of the first inputs, in order. Further inputs have the names of the parameters of
             ``forward``.
         output_names: Names of the outputs, in order.
-        dynamic_shapes: The axes of the inputs that may vary, as for `torch.export.export`. With None, all
-            axes are fixed.
+        dynamic_shapes: The input axes whose length may vary, in the form that `torch.export.export` needs.
+            With None, all lengths are fixed.
         weight_format: ``"real_quantized"`` stores codes, and ``"fake_quantized"`` stores the rounded values.
         metadata: Metadata properties to write to the file.
         verbose: Whether torch prints the progress of the export.
 
     Raises:
-        ConfigError: (a ValueError) ``opset`` is too small, or later than the installed onnx package supports.
+        ConfigError: (a ValueError) ``opset`` is earlier than 21, or later than the installed onnx package
+            supports.
         UnsupportedError: torch cannot trace the module, torch cannot convert it to ``opset``, or ONNX cannot
             express a quantizer.
     """
@@ -103,11 +104,12 @@ def export_onnx(
 
 @contextmanager
 def _tracing(module: nn.Module) -> Iterator[list[torch.export.ExportedProgram]]:
-    """Run the ``with`` block as `quark.base.tracing.tracing` does, and hide the warnings that torch gives
-    about its own code.
+    """Run the ``with`` block inside `quark.base.tracing.tracing`, and hide all warnings.
 
-    If the block fails, raise UnsupportedError with the reason. At the end, remove the graph that onnxscript
-    still refers to.
+    Most of these warnings are about torch's own code.
+
+    If the block fails, raise UnsupportedError with the reason. At the end, release the graph to which
+    onnxscript still refers.
     """
     try:
         with tracing() as programs, warnings.catch_warnings():
@@ -124,8 +126,10 @@ def _tracing(module: nn.Module) -> Iterator[list[torch.export.ExportedProgram]]:
 
 
 def _forget_graphs() -> None:
-    """Remove the references that the global rewrite rules of onnxscript's optimizer hold to the last graph
-    and its tensors.
+    """Release the memory of the last graph and its tensors.
+
+    The global rewrite rules of onnxscript's optimizer still refer to the graph. This function removes these
+    references.
     """
     for rule in getattr(sys.modules.get("onnxscript.rewriter"), "_DEFAULT_REWRITE_RULES", ()):
         matched = vars(rule._matcher)
@@ -134,10 +138,10 @@ def _forget_graphs() -> None:
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raise the original error if the computation or the writing of a tensor fails, not the error that wraps
-    it.
+    """If computing or writing a tensor fails, raise the original error instead of the error that wraps it.
 
-    The original error is a `QuarkError` or an `OSError`. If there is no such error, raise the error as it is.
+    The original error is a `QuarkError` or an `OSError`. If no error in the chain of causes is of these
+    types, raise the wrapping error.
     """
     try:
         yield
@@ -151,7 +155,7 @@ def _own_errors() -> Iterator[None]:
 def _save(model: ir.Model, path: Path) -> None:
     """Write the file, and a second file with the tensors if the tensors are larger than `LARGEST`.
 
-    Both are written under temporary names and renamed when they are complete.
+    Both files are written under temporary names and renamed when they are complete.
     """
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     with TemporaryDirectory(dir=path.parent, prefix=".onnx-") as directory:

@@ -37,7 +37,7 @@ class OnnxExporter(Exporter):
     """Writes an ONNX file that stores weights as codes and rounds activations.
 
     The operators QuantizeLinear and DequantizeLinear round activations. If they cannot round to a number
-    format, the file defines a function that does.
+    format, the file defines a function that rounds to it.
 
     The exporter traces the whole model in memory. It computes the codes while it writes the file, one tensor
     at a time.
@@ -64,7 +64,7 @@ class OnnxExporter(Exporter):
         self._verbose = verbose
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """Check the model as `quark.checkpoint.Exporter.check` does.
+        """Raise an error if ONNX cannot express the model (see `quark.checkpoint.Exporter.check`).
 
         The error names everything that ONNX cannot express.
         """
@@ -119,13 +119,13 @@ class OnnxExporter(Exporter):
 
 
 def refuse_opset(opset: int) -> None:
-    """Raise ConfigError if quantized models need a later opset than ``opset``."""
+    """Raise ConfigError if ``opset`` is too early for quantized models."""
     if opset < OPSET:
         raise ConfigError(f"opset={opset}: earlier opsets than {OPSET} lack 4-bit integers and block scales. Choose opset {OPSET} or later")
 
 
 def refuse_later_opset(opset: int) -> None:
-    """Raise ConfigError if the installed onnx package does not know ``opset`` yet."""
+    """Raise ConfigError if ``opset`` is later than the installed onnx package supports."""
     latest = import_module("onnx.defs").onnx_opset_version()
     if opset > latest:
         raise ConfigError(f"opset={opset}: the installed onnx package has opsets up to {latest}. Choose an opset from {OPSET} to {latest}")

@@ -23,8 +23,8 @@ __all__ = ["lower", "lowered"]
 def lower(model: ir.Model, quantizers: Sequence[TracedQuantizer], opset: int, *, stores_codes: bool = True) -> None:
     """Replace every ``FakeQuantize`` node of a model, in place.
 
-    If the input of the node is an initializer, stored codes replace the node. If it is an activation, nodes
-    that round it do.
+    If the input of the node is an initializer, the node is replaced by stored codes. If the input is an
+    activation, the node is replaced by nodes that round the activation.
 
     Args:
         model: The traced model.
@@ -101,7 +101,10 @@ def _of_node(ops: Ops, traced: TracedQuantizer, node: ir.Node, *, stores_codes: 
 
 
 def _constant(value: ir.Value) -> Tensor:
-    """Return the tensor of an initializer. A tensor of the model is returned without a copy."""
+    """Return the tensor of an initializer.
+
+    If the initializer refers to a tensor of the model, the tensor is not copied.
+    """
     stored = value.const_value
     if stored is None:
         raise UnsupportedError("has scales that the model computes at run time, which ONNX cannot express here")
@@ -124,9 +127,9 @@ def _replace(graph: ir.Graph, node: ir.Node, ops: Ops, output: ir.Value) -> None
 
 
 def _unused(graph: ir.Graph, name: str) -> str:
-    """Return ``name``, or if an initializer already has it, ``name`` with a number.
+    """Return a name that no initializer has: ``name``, or ``name`` with a number.
 
-    A name is taken if a quantizer runs several times.
+    If a quantizer runs several times, all its initializers have the same preferred name.
     """
     number, free = 1, name
     while free in graph.initializers:

@@ -1,7 +1,8 @@
-"""Helpers that build the nodes of an ONNX graph, and the ONNX functions that quark defines in the domain
-``quark``.
+"""Helpers that build ONNX graphs.
 
-The functions consist of ONNX's own operators only, so every runtime can run them.
+They build the nodes of a graph, and the ONNX functions that quark defines in the domain ``quark``.
+
+These functions consist only of ONNX's own operators, so every runtime can run them.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class Library:
         self.functions: dict[ir.OperatorIdentifier, ir.Function] = {}
 
     def define(self, name: str, inputs: Iterable[str], body: Callable[..., ir.Value], doc: str) -> str:
-        """Add a function unless the same function is defined already, and return the name of the function.
+        """Define a function, unless the library already has the same function, and return the name.
 
-        If another function has the preferred name, a number is appended to it.
+        If another function already has the name ``name``, a number is appended.
 
         Args:
             name: The preferred name.
             inputs: Names of the inputs of the function.
-            body: Callable that builds the function: it is called with an `Ops` and the inputs, and returns
-                the output.
+            body: Callable that builds the function. Its arguments are an `Ops` and the inputs; it returns the
+                output.
             doc: Description of the function. Two functions with the same name and the same description count
                 as the same function.
         """
@@ -70,7 +71,8 @@ class Ops:
     ``ops("Add", a, b)`` adds an ``Add`` node and returns the output of the node.
 
     Args:
-        library: The library in which `function` defines the functions that the nodes call.
+        library: The library of the functions that the nodes call. `function` defines new functions in this
+            library.
     """
 
     def __init__(self, library: Library) -> None:
@@ -94,14 +96,15 @@ class Ops:
         return self("Constant", value=as_tensor(value))
 
     def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-        """Add ``tensor`` to the initializers of the graph under ``name``, and return its value."""
+        """Add an initializer with the name ``name`` and the content ``tensor``, and return the ONNX value."""
         value = ir.val(name, dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
         self.initializers.append(value)
         return value
 
     def function(self, name: str, body: Callable[..., ir.Value], doc: str, **inputs: ir.Value) -> ir.Value:
-        """Define a function in the library with `Library.define`, add a node that calls it with ``inputs``,
-        and return the output.
+        """Define a function with `Library.define`, and return its output for ``inputs``.
+
+        The output comes from a new node that calls the function.
         """
         return self(self.library.define(name, inputs, body, doc), *inputs.values(), domain=DOMAIN)
 
@@ -111,8 +114,9 @@ class Ops:
 
 
 def block_shape(ops: Ops, x: ir.Value, size: int) -> ir.Value:
-    """Return the shape ``[…, n, size]``, which splits the last axis of ``x`` into blocks of ``size``
-    elements.
+    """Return the shape ``[…, n, size]`` that splits the last axis of ``x`` into blocks.
+
+    There are n blocks of ``size`` elements.
     """
     leading = ops("Slice", ops("Shape", x), ops.constant([0]), ops.constant([-1]))
     return ops("Concat", leading, ops.constant([-1, size]), axis=0)
@@ -122,8 +126,7 @@ def as_tensor(values: Tensor, dtype: ir.DataType | None = None) -> ir.Tensor[Any
     """Return ``values`` as an ONNX tensor of type ``dtype``.
 
     Args:
-        values: A tensor on any device. For an integer type narrower than a byte, it holds one integer per
-            element.
+        values: A tensor on any device. Even if ``dtype`` has fewer than 8 bits, each element has one integer.
         dtype: The ONNX type of the result. None keeps the type of ``values``.
     """
     values = values.detach().cpu().contiguous()

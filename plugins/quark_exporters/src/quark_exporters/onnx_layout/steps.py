@@ -1,8 +1,9 @@
-"""Step functions as lookup tables for an ONNX graph. A step function maps a number to one of a few values.
+"""Lookup tables with which an ONNX graph computes step functions.
+
+A step function maps a number to one of a few values.
 
 Examples are the rounding to a small number format, and the choice of the power of two that scales a block.
-quark builds each table by calling the number format, so the graph also computes the same as a number format
-of a plugin.
+quark builds each table from results of the number format, so this also works for number formats of plugins.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Steps:
     """A step function.
 
     Attributes:
-        thresholds: Inputs at which the function changes, ascending: float32 ``[N − 1]``.
-        values: The values of the function: float32 ``[N]``. Inputs below the first threshold have the first
-            value.
+        thresholds: Inputs at which the value changes, in ascending order: float32 ``[N − 1]``.
+        values: The values between the thresholds: float32 ``[N]``. Inputs below the first threshold have the
+            first value.
     """
 
     thresholds: Tensor
@@ -41,11 +42,10 @@ class Steps:
 
 
 def steps_of(function: Callable[[Tensor], Tensor], *, signed: bool) -> Steps | None:
-    """Return the table of an elementwise function of float32 numbers, or None if the function has too many
-    steps.
+    """Return the table of an elementwise function; None if the function has too many steps.
 
-    The function must be monotone between two neighbouring powers of two. If its values at both are equal, it
-    counts as constant between them.
+    The function must be monotone between two neighbouring powers of two. If it has equal values at the two
+    powers, `steps_of` assumes that it is constant between them.
 
     Args:
         function: Maps a float32 tensor ``[n]`` to a float32 tensor ``[n]``.
@@ -82,10 +82,10 @@ def steps_of(function: Callable[[Tensor], Tensor], *, signed: bool) -> Steps | N
 
 
 def _number(places: Tensor) -> Tensor:
-    """Return the float32 numbers at ``places``.
+    """Return the float32 number for each place.
 
-    A place counts the float32 numbers in ascending order: 0 is the number 0, and 1 is the smallest positive
-    number.
+    The place of a number is its index if all float32 numbers are sorted: the place 0 means the number 0, and
+    the place 1 means the smallest positive number.
     """
     magnitudes = places.abs().to(torch.int32).view(torch.float32)
     return torch.where(places < 0, -magnitudes, magnitudes)

@@ -1,7 +1,8 @@
-"""Tracing of a quantized model to a graph in which each quantizer is one ``FakeQuantize`` node.
+"""Traces a quantized model to a graph in which each quantizer is one ``FakeQuantize`` node.
 
-The attribute ``index`` of the node says which quantizer it is. After tracing, when the values of constants
-are known, `quark_exporters.onnx_layout.lowering` replaces these nodes.
+The attribute ``index`` of a node says which quantizer the node stands for.
+`quark_exporters.onnx_layout.lowering` replaces the nodes after tracing, because only then it can compute with
+the values of constants.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ def traced_quantizers(model: nn.Module) -> list[TracedQuantizer]:
 def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
     """Yield the quantizers of a model.
 
-    Inside the ``with`` block, a trace of the model has one node for each quantizer.
+    If the model is traced inside the ``with`` block, the graph has one node for each quantizer.
 
-    The attribute ``index`` of a node is the position of its quantizer in the list.
+    The attribute ``index`` of the node is the position of the quantizer in the list.
     """
     modules = [module for module in model.modules() if isinstance(module, QuantizerModule)]
     for index, module in enumerate(modules):
@@ -96,7 +97,7 @@ def _node(module: QuantizerModule, index: int, x: Tensor) -> Tensor:
 # class before it asks the module for a parameter, so a property can replace a parameter.
 @cache
 def _with_quantized_parameters(layer_class: type[QuantizedLayer]) -> type[QuantizedLayer]:
-    """Return a subclass of ``layer_class`` that quantizes its weight and bias each time they are read."""
+    """Return a subclass of ``layer_class`` that quantizes ``weight`` and ``bias`` whenever they are read."""
 
     def reader(name: str) -> property:
         def read(layer: Any) -> Any:

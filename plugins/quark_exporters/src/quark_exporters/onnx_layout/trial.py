@@ -1,8 +1,9 @@
-"""A trial run of the exported nodes in ONNX's reference evaluator, to check that they compute the same as the
-quantizer.
+"""A check that the exported nodes and the quantizer compute the same.
 
-The exporter chooses nodes from the properties that a number format declares. A number format of a plugin can
-round differently from what it declares. The trial detects this before the model is quantized.
+The check runs the nodes in ONNX's reference evaluator.
+
+The exporter chooses nodes from the properties that a number format declares. A number format of a plugin may
+not round as it declares. This check finds such a format before the model is quantized.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ halfway between two codes can be rounded differently.
 
 
 def reason_against(quantizer: TensorQuantizer, opset: int, *, activation: bool) -> str | None:
-    """Return why ONNX cannot express a quantizer, as a predicate without a subject.
+    """Return why ONNX cannot express a quantizer, as a predicate without a subject, such as "has …".
 
     Return None if ONNX can express it.
 
@@ -72,15 +73,16 @@ def _reason_against(quantizer: TensorQuantizer, opset: int, activation: bool) ->
 
 
 def _static(quantizer: TensorQuantizer, x: Tensor) -> QParams:
-    """Return the scales that a calibration on ``x`` computes."""
+    """Return the scales and zero points that calibration on ``x`` gives."""
     observer = quantizer.observer()
     observer.observe(x)
     return quantizer.qparams_from(observer)
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
-    """Return a fixed test tensor: one row of zeros, and rows of normally distributed numbers with different
-    magnitudes.
+    """Return a test tensor that is always the same.
+
+    It has one row of zeros. The other rows are normally distributed, and differ in magnitude.
     """
     x = (
         torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
@@ -91,7 +93,7 @@ def _example(shape: tuple[int, ...]) -> Tensor:
 
 
 def _evaluated(quantizer: TensorQuantizer, x: Tensor, qparams: QParams | None, opset: int, *, activation: bool) -> Tensor:
-    """Return the output of the exported nodes for the input ``x``, computed by ONNX's reference evaluator."""
+    """Run the exported nodes on ``x`` in ONNX's reference evaluator, and return their output."""
     from onnx.reference import ReferenceEvaluator
 
     ops = Ops(Library(opset))

@@ -1,4 +1,4 @@
-"""A quantized weight in ONNX: an initializer that stores codes, and a node that dequantizes them.
+"""Writes a quantized weight as an initializer that stores codes, and a node that dequantizes the codes.
 
 The node is DequantizeLinear, or a call of a function of the domain ``quark``.
 
@@ -35,8 +35,8 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
     Args:
         ops: Collects the nodes and the initializers.
         traced: The quantizer of the weight.
-        weight: The weight. ``traced.is_rounded`` says whether its values are already rounded. quark reads
-            them when it writes the file.
+        weight: The weight. ``traced.is_rounded`` says whether the values of the weight are already rounded.
+            quark reads the values when it writes the file.
         qparams: The scales of the weight.
 
     Raises:
@@ -79,8 +79,9 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
 
 
 def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
-    """Return scales or zero points in the shape that DequantizeLinear needs, and the attributes of the
-    DequantizeLinear node.
+    """Return ``scale`` in the shape that DequantizeLinear needs, and the attributes of the node.
+
+    ``scale`` may also be zero points. ``shape`` is the shape of the weight.
     """
     granularity = quantizer.granularity
     if isinstance(granularity, PerTensor):
@@ -103,8 +104,9 @@ def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) 
 
 
 def _channel_axis(quantizer: TensorQuantizer, axis: int) -> int:
-    """Return the axis of the stored weight that corresponds to ``axis`` of the tensor that the quantizer
-    rounds.
+    """Return the axis of the stored weight for the axis ``axis`` of the quantizer.
+
+    The quantizer may round another view of the weight, with other axes.
     """
     view = quantizer.view if isinstance(quantizer, ViewedQuantizer) else None
     if not (isinstance(view, KernelMatrix) and view.is_transposed):
@@ -155,18 +157,18 @@ def _dequantize_shifted(ops: Ops, codes: ir.Value, zero: ir.Value, scale: ir.Val
 
 
 def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
-    """Return one block scale per row, and the attributes of the DequantizeLinear node.
+    """Return the scales as one block scale per row, and the attributes of the DequantizeLinear node.
 
-    ``scale`` is one scale of the whole tensor or one per entry of the first axis. Unless the matrices have
-    block scales, onnxruntime 1.31 treats a product of two dequantized matrices as an integer product, and
-    then refuses 8-bit floats.
+    ``scale`` has one scale for the whole tensor, or one scale for each index of the first axis. Block scales
+    are needed because onnxruntime 1.31 treats a product of two dequantized matrices without block scales as
+    an integer product, which it cannot compute with 8-bit floats.
     """
     per_row = scale.reshape(-1, *[1] * (len(shape) - 1)).expand(*shape[:-1], 1)
     return per_row.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1]}
 
 
 def _runs(ops: Ops, scale: ir.Value) -> ir.Value:
-    """Return the shape of ``scale`` with one more axis at the end, for the elements that share a scale."""
+    """Return a shape with the axes of ``scale``, and a last axis for the elements that share a scale."""
     return ops("Concat", ops("Shape", scale), ops.constant([-1]), axis=0)
 
 
@@ -175,7 +177,7 @@ def _stored(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: St
     """Return the numbers that the file stores for a weight.
 
     Raises:
-        ConfigError: The weight has values that no codes represent.
+        ConfigError: The weight has a value that no code represents.
     """
     quantizer = traced.quantizer
     found = quantizer.codes_of(weight, qparams) if traced.is_rounded else quantizer.quantize(weight, qparams)

@@ -1,5 +1,6 @@
-"""`QuarkDequantizer` computes float weights from a checkpoint in the Quark layout, which any tool may have
-written.
+"""`QuarkDequantizer` computes float weights from a checkpoint in the Quark layout.
+
+The checkpoint may come from any tool.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class QuarkDequantizer:
         """Yield the float tensors of the checkpoint (see `quark.checkpoint.Dequantizer.float_tensors`).
 
         Raises:
-            UnsupportedError: An algorithm runs with the model, so its weights differ from those of the float
-                model.
+            UnsupportedError: The model has an algorithm that runs with it, so the weights differ from those
+                of the float model.
         """
         parsed = read_quantization_config(block)
         refuse_unreadable(parsed.config)
@@ -86,9 +87,7 @@ def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], ord
 
 
 def _refuse_misfits(announced: Mapping[str, Tensor], stored: Mapping[str, Tensor], spec: TensorSpec) -> None:
-    """Raise CheckpointError if a stored tensor is missing, or contradicts the dtype or shape in
-    ``announced``.
-    """
+    """Raise CheckpointError if ``stored`` lacks a tensor of ``announced``, or has another dtype or shape."""
     for name, wanted in announced.items():
         if name in stored and (error := misfit(stored[name], wanted)):
             raise CheckpointError(f"'{name}' {error}. The export is damaged or belongs to another model")
@@ -99,7 +98,8 @@ def _refuse_misfits(announced: Mapping[str, Tensor], stored: Mapping[str, Tensor
 def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, ...], stored: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield the names of the stored scales for the input and the output of a layer.
 
-    ``config`` says which scales there must be. Output scales may be stored with an attention module instead.
+    ``config`` says which scales the checkpoint must have. A layer may lack output scales, because they may be
+    stored with an attention module.
     """
     for slot, columns in ((Slot.input_tensors, shape[-1]), (Slot.output_tensors, shape[0])):
         if (spec := getattr(config, slot)) is not None:
@@ -113,7 +113,7 @@ def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, .
 def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Tensor], order: str) -> tuple[int, ...]:
     """Return the shape of the float tensor ``name``.
 
-    A tensor of this shape has codes and scales of the stored shapes.
+    The codes and the scales of a tensor with this shape have the stored shapes.
     """
     codes = stored[name]
     for shape in _shapes(codes, quantizer.stored_level.format.bits):
@@ -129,7 +129,8 @@ def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Ten
 def _shapes(packed: Tensor, bits: float) -> Iterator[tuple[int, ...]]:
     """Yield the possible shapes of a float tensor whose stored codes are ``packed``.
 
-    An element stores one code, or as many codes as fit in it. A matrix may be stored transposed.
+    An element of ``packed`` stores one code, or as many codes as fit into the element. A matrix may be stored
+    transposed.
     """
     *lead, last = packed.shape
     for length in dict.fromkeys((last, round(8 * packed.itemsize * last / bits))):

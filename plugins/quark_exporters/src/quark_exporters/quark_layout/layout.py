@@ -1,5 +1,6 @@
-"""The exporter and the reader for the Quark layout, in a directory of the form that Hugging Face libraries
-use.
+"""The exporter and the reader for the Quark layout.
+
+A checkpoint is a directory in the form that Hugging Face libraries use.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["QuarkReader", "SafetensorsExporter"]
 class SafetensorsExporter(CheckpointExporter):
     """Writes the Quark layout. `QuarkReader` reads this layout.
 
-    The number format of a tensor defines how its codes are packed and how its tensors are named.
+    The number format of a weight defines how the codes are packed, and which names the stored tensors have.
 
     Source: checkpoints of AMD Quark 0.13.
     """
@@ -41,9 +42,9 @@ class SafetensorsExporter(CheckpointExporter):
         return quantization_config(content, options)
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Warn if runtimes would compute wrong results with the export.
+        """Warn if some runtimes would compute wrong results with the exported checkpoint.
 
-        Some runtimes ignore algorithms that run with the model, or interpret rounded values as codes.
+        Such runtimes ignore algorithms that run with the model, or interpret rounded values as codes.
         """
         if names := content.config.run_time_algorithms:
             get_logger(__name__).warning(
@@ -88,18 +89,18 @@ class QuarkReader(LayoutReader):
 
 
 def _packed_attribute(name: str) -> str:
-    """Return the attribute path in a packed layer for the name of a tensor in the checkpoint.
+    """Return where a packed layer stores the tensor ``name`` of the checkpoint, as an attribute path.
 
-    For example, ``weight_scale`` becomes ``weight_quantizer.scale``. A name without such a suffix stays as it
-    is.
+    For example, ``weight_scale`` becomes ``weight_quantizer.scale``. A name that belongs to no quantizer does
+    not change.
     """
     prefix, _, suffix = name.partition("_")
     return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES else name
 
 
 def _attention_attribute(name: str) -> str:
-    """Return the attribute path in an attention module for the name of a tensor in the checkpoint.
+    """Return where an attention module stores the tensor ``name`` of the checkpoint, as an attribute path.
 
-    For example, ``prob_output_scale`` becomes ``prob_output_quantizer.scale``. Other names stay as they are.
+    For example, ``prob_output_scale`` becomes ``prob_output_quantizer.scale``. Other names do not change.
     """
     return f"{PROBABILITIES}.{name.removeprefix(_OF_PROBABILITIES)}" if name.startswith(_OF_PROBABILITIES) else name

@@ -1,8 +1,8 @@
-"""Functions that read the ``quantization_config`` of a checkpoint, or return the one that is written to it.
+"""Functions that read the ``quantization_config`` of a checkpoint, and that make a new one.
 
-It is written with exact module names instead of patterns. Readers use the first pattern that matches, but
-JSON writers sort keys, so the result of patterns could depend on the sequence of keys. quark writes an empty
-list or dictionary, not null, if a reader expects a list or a dictionary. Source: AMD Quark 0.13.
+quark writes exact module names instead of patterns. Readers use the first pattern that matches a name, but
+some JSON writers sort keys, and sorted patterns could give another result. If a reader expects a list or a
+dictionary, quark writes an empty list or dictionary instead of null. Source: AMD Quark 0.13.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ projections with other names.
 
 
 def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
-    """Return the `StoredConfig` that a ``quantization_config`` describes. Any tool may have written it.
+    """Return the `StoredConfig` that a ``quantization_config`` of any tool describes.
 
     Raises:
-        ConfigError: A value has the wrong type or is out of its range.
+        ConfigError: A value has the wrong type or is out of range.
     """
     export = value_of(block, "export", Mapping, {})
     options = ExportOptions(  # raises ConfigError for other values
@@ -89,18 +89,20 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
 def _rounds_its_output(row: PlanRow, plan: QuantPlan, cache: Mapping[str, Any]) -> bool:
     """Return whether the layer itself quantizes its output.
 
-    Otherwise, the KV cache or the attention may quantize it.
+    If not, the output may still be quantized by the KV cache or the attention.
     """
     inside = {layer for attention in plan.attentions for layer, _ in attention.states.values()}
     return row.config is not None and row.config.output_tensors is not None and row.name not in inside and row.name not in cache
 
 
 def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Replace the entries of the query projections by one pattern, if all of them quantize their output in
-    the same way.
+    """Return ``layers`` with one pattern instead of the names of the query projections.
 
-    vLLM accepts quantized outputs of query projections only under this pattern. It is the only pattern in the
-    result, and excluded layers stay excluded.
+    This needs query projections that all quantize their output in the same way; otherwise ``layers`` is
+    returned unchanged.
+
+    vLLM accepts quantized outputs of query projections only under this pattern. The result has no other
+    pattern, and excluded layers stay excluded.
     """
     queries = {row.name: row.config for row in plan.quantized if fnmatchcase(row.name, _VLLM_QUERIES) and not is_float(row)}
     first = next(iter(queries.values()), None)
@@ -110,5 +112,8 @@ def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[st
 
 
 def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:
-    """Return the layer configuration that ``config`` assigns to a row. ``config`` must have no patterns."""
+    """Return the layer configuration that ``config`` has for the layer of a row.
+
+    ``config`` must have exact names instead of patterns.
+    """
     return layer_config_for(config, row.name, layer_types().load_layer(row.layer_type)).config

@@ -1,4 +1,4 @@
 """Finds the runtimes that can load a checkpoint.
 
-`rules.toml` has the rules of their readers, and `inspector` applies them.
+`rules.toml` has rules about what each runtime reads, and `inspector` applies these rules.
 """

@@ -1,7 +1,8 @@
-"""`RuntimeInspector` finds out which runtimes (vLLM, SGLang) can load a checkpoint, and with which of their
-methods.
+"""`RuntimeInspector` finds out which runtimes (vLLM, SGLang) can load a checkpoint.
 
-It runs no runtime. It applies the rules in ``rules.toml``, which describe the readers of the runtimes.
+For each layer, it also finds the method with which the runtime computes.
+
+It does not run any runtime. It applies the rules in ``rules.toml``, which describe what each runtime reads.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class RuntimeInspector:
 
 
 def _with_plugin(facts: CheckpointFacts, alone: Iterable[RuntimeSupport]) -> RuntimeSupport:
-    """Return how vLLM with quark-vllm supports a checkpoint. quark-vllm computes any scheme with quark's
-    layers.
+    """Return how vLLM with quark-vllm supports a checkpoint.
+
+    With quark-vllm, vLLM uses quark's layers for schemes that it does not support itself.
 
     Args:
         facts: Facts about the checkpoint.
@@ -133,7 +135,7 @@ def _cache_notes(runtime: str, facts: CheckpointFacts) -> Iterator[str]:
 
 
 def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
-    """Yield the reasons in the configuration of a checkpoint for which all runtimes refuse it."""
+    """Yield each reason for which all runtimes refuse a checkpoint because of its configuration."""
     config = facts.config
     if names := config.run_time_algorithms:
         yield f"the algorithm {', '.join(names)} runs with the model, but they would leave it out and compute something else", []
@@ -150,7 +152,8 @@ def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
 def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
     """Return the linear float layers that runtimes would treat as quantized layers.
 
-    Runtimes support exact names and patterns that begin with ``re:`` as exclusions, but no other patterns.
+    Runtimes exclude layers by exact names and by patterns that begin with ``re:``. They ignore other
+    patterns.
     """
     patterns = [pattern for pattern in facts.config.exclude if has_wildcard(pattern) and not pattern.startswith("re:")]
     exact = {pattern for pattern in facts.config.exclude if not has_wildcard(pattern)}
@@ -162,7 +165,10 @@ def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
 
 
 def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> Iterator[_Reason]:
-    """Yield the quantized layers, biases, outputs and KV caches that runtimes cannot load, with reasons."""
+    """Yield each reason for which runtimes cannot load some quantized layers, and the names of the layers.
+
+    The reasons are about layers, biases, outputs and KV caches.
+    """
     if names := [name for name in coded if name in facts.heads]:
         yield "the output head is quantized, but they load it in floating point", names
     if names := [row.name for row in facts.plan.quantized if row.is_lookup]:
@@ -186,7 +192,7 @@ def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> 
 
 
 def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
-    """Yield the layers that runtimes fuse into one layer, but that have different schemes or scales."""
+    """Yield each group of layers that runtimes fuse, although the layers differ in scheme or scale."""
     for kind, parts in rules().fused.items():
         for name in (name for name in rows if name.rpartition(".")[2] == parts[0] and _EXPERTS not in name):
             names = [f"{name.rpartition('.')[0]}.{part}" for part in parts]
@@ -202,7 +208,7 @@ def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterat
 
 
 def _mixtures(rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
-    """Yield the expert layers of each mixture-of-experts layer whose experts have different schemes."""
+    """Yield the experts' layers of each mixture-of-experts layer in which the experts' schemes differ."""
     mixtures: dict[str, list[str]] = {}
     for name in rows:
         if _EXPERTS in name:
@@ -220,17 +226,17 @@ def _of_weight(row: PlanRow) -> QLayerConfig | None:
 
 @attrs.frozen
 class Rule:
-    """A rule that says which method the runtimes use for one kind of quantized layer.
+    """A rule about the method with which runtimes compute one kind of quantized layer.
 
     Attributes:
         layout: Name of the layout.
-        method: Name of the class with which a runtime computes such layers.
+        method: Name of the runtime's class that computes such layers.
         weight, input: Patterns for the specs of the weight and the input. A pattern is a table, a list with
             one table for each level, ``"none"`` for a float tensor, or ``"any"``.
-        on: Maps a runtime that supports such layers to its kernels and their requirements.
-        refused: Maps a runtime that does not support such layers to the reason.
-        experts: Whether the rule is for experts. Runtimes fuse experts into one layer and have other methods
-            for them.
+        on: Maps each runtime that supports such layers to a text about its kernels and what they require.
+        refused: Maps each runtime that does not support such layers to the reason.
+        experts: Whether the rule is for experts. Runtimes fuse experts into one layer, and compute it with
+            other methods than linear layers.
     """
 
     layout: str
@@ -249,7 +255,7 @@ class Rules:
     Attributes:
         runtimes: Maps the name of a runtime to its description.
         fused: Maps the name of a fused layer to the names of its parts.
-        rules: The rules, in the sequence in which runtimes try them.
+        rules: The rules, in the order in which runtimes try them.
     """
 
     runtimes: Mapping[str, str]
@@ -265,9 +271,10 @@ def rules() -> Rules:
 
 
 def rule_for(layout: str, config: QLayerConfig, *, experts: bool = False) -> Rule | None:
-    """Return the first rule that matches a layer in a layout, or None if no rule matches.
+    """Return the first rule that matches a layer, or None if no rule matches.
 
-    ``experts`` says whether the layer is an expert of a mixture-of-experts layer.
+    ``layout`` is the layout of the checkpoint, and ``config`` is the quantization of the layer. ``experts``
+    says whether the layer is an expert of a mixture-of-experts layer.
     """
     if config.weight is not None and any(map(runs_along_rows, canonicalize(config.weight))):
         return None

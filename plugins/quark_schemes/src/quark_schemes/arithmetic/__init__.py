@@ -1,1 +1,4 @@
-"""Arithmetic of the formats as pure functions on tensors: small floats, shared exponents, packed bits."""
+"""The arithmetic of number formats, as pure functions on tensors.
+
+The functions compute small floats, shared exponents and packed bits.
+"""

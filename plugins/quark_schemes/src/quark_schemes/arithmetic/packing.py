@@ -1,8 +1,8 @@
 """Pure functions that pack codes into the words and bytes of a checkpoint, and unpack them.
 
-Packing and unpacking are exact inverses of each other, for meta tensors too.
+Unpacking exactly reverses packing. All functions also accept meta tensors.
 
-Source: the checkpoints of AMD Quark 0.13; AutoAWQ for the order of 4-bit codes in a word.
+Source: checkpoints of AMD Quark 0.13. The order of 4-bit codes in a word is from AutoAWQ.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def check_order(order: str) -> None:
 
 
 def pack_nibbles(codes: Tensor, order: str) -> Tensor:
-    """Pack eight 4-bit codes to an int32 word, along the last axis: ``[…, K] → […, ceil(K / 8)]``.
+    """Pack each eight 4-bit codes along the last axis into an int32 word: ``[…, K] → […, ceil(K / 8)]``.
 
-    Missing codes are 0.
+    If K is not a multiple of 8, the last word is filled up with codes 0.
 
     Args:
         codes: int8 or uint8. Only the low four bits of each code are packed, in two's complement.
-        order: ``"order"`` puts code *k* of a word into bits 4k to 4k + 3 of the word. ``"reorder"`` fills the
-            same places with the codes 0, 2, 4, 6, 1, 3, 5, 7.
+        order: ``"order"`` puts code *k* of a word into the bits 4k to 4k + 3 of the word. ``"reorder"`` puts
+            the codes in the order 0, 2, 4, 6, 1, 3, 5, 7, and the first of them into the lowest bits.
     """
     check_order(order)
     if uses_kernels(codes.device):
@@ -72,12 +72,12 @@ def pack_nibbles(codes: Tensor, order: str) -> Tensor:
 
 
 def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
-    """Return ``pack_nibbles(codes.T, order)`` for codes ``[O, I]``, without transposing single bytes.
+    """Return ``pack_nibbles(codes.T, order)`` for codes ``[O, I]``, but faster.
 
     The result is ``[I, ceil(O / 8)]``.
 
-    The function combines rows in place and transposes only the words. There are eight times fewer words than
-    codes.
+    The function packs codes of eight rows into words first, and then transposes the words. There are eight
+    times fewer words than codes.
     """
     check_order(order)
     if uses_kernels(codes.device):
@@ -99,9 +99,9 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
 
 
 def _combined(nibbles: Tensor, order: str, out: Tensor) -> None:
-    """Combine the low nibbles of eight rows into words.
+    """Combine the low four bits of the codes in eight rows into words.
 
-    ``nibbles`` has the shape ``[n, 8, I]``; the words are written to ``out``, ``[n, I]``.
+    ``nibbles`` has the shape ``[n, 8, I]``. The words are written to ``out``, which has the shape ``[n, I]``.
     """
     for byte, (low, high) in enumerate(_BYTES[order]):
         pair = nibbles[:, high].bitwise_left_shift(4).bitwise_or_(nibbles[:, low]).view(torch.uint8)
@@ -112,9 +112,9 @@ def _combined(nibbles: Tensor, order: str, out: Tensor) -> None:
 
 
 def _by_parts(work: Callable[[slice], object], rows: int, length: int, device: torch.device) -> None:
-    """Call ``work`` on slices of ``rows`` rows, in several threads. Each row has ``length`` elements.
+    """Split ``rows`` rows of ``length`` elements into slices, and call ``work`` on each, in several threads.
 
-    Slices are so small that their temporary tensors stay in the processor's caches.
+    On a CPU, the slices are so small that temporary tensors fit into the caches.
     """
     parallel_map(work, row_slices(rows, length, _PART if device.type == "cpu" else rows * length), device)
 
@@ -139,7 +139,10 @@ def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> T
 
 
 def unpack_nibbles_across(words: Tensor, order: str, rows: int, *, signed: bool) -> Tensor:
-    """Undo `pack_nibbles_across`: return codes ``[rows, I]`` of words ``[I, ceil(rows / 8)]``."""
+    """Undo `pack_nibbles_across`: unpack words ``[I, ceil(rows / 8)]`` to codes ``[rows, I]``.
+
+    The codes are int8 if ``signed``, else uint8.
+    """
     check_order(order)
     if uses_kernels(words.device):
         from quark_schemes.kernels.packing import NIBBLES, REORDERED_NIBBLES, unpacked_across
@@ -163,9 +166,9 @@ def unpack_nibbles_across(words: Tensor, order: str, rows: int, *, signed: bool)
 
 
 def pack_two(codes: Tensor) -> Tensor:
-    """Pack two 4-bit codes into a byte along the last axis. The code at an even index is in the low nibble.
+    """Pack each two 4-bit codes along the last axis into a byte: ``[…, K] → […, ceil(K / 2)]`` uint8.
 
-    ``[…, K] → […, ceil(K / 2)]`` uint8.
+    The code at an even index is in the low half of the byte.
     """
     if uses_kernels(codes.device):
         from quark_schemes.kernels.packing import PAIRS, packed
@@ -189,7 +192,8 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Pack codes of 2 to 6 bits into bytes along the last axis. The last bytes are filled up with codes 0.
 
     Four 2-bit codes share a byte, with the first code in the highest bits. Codes of other sizes form groups
-    that fill whole bytes, little endian. The result is uint8, ``[…, bits K / 8]`` for codes ``[…, K]``.
+    that fill whole bytes, with the first code in the lowest bits. Codes ``[…, K]`` become uint8 ``[…, bits ·
+    K / 8]``, rounded up to whole groups.
     """
     if bits == 4:
         return pack_two(codes)
@@ -204,9 +208,10 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def _folded(codes: Tensor, bits: int) -> Tensor:
-    """Return the lowest ``bits`` bits of byte-sized codes as one sequence of bits, little endian.
+    """Take the lowest ``bits`` bits of each code, and join them to a sequence of bits in bytes.
 
-    The codes are filled up with 0 to a multiple of eight. ``[…, K] → […, bits ceil(K / 8)]`` uint8.
+    The first code is in the lowest bits of the first byte. The number of codes is filled up with codes 0 to a
+    multiple of eight: ``[…, K] → […, bits · ceil(K / 8)]`` uint8.
     """
     # Eight codes are one number. Adjacent fields of 8 bits move together, then fields of 16 and of 32 bits.
     whole = _whole(codes.view(torch.uint8), 8).contiguous()
@@ -243,14 +248,14 @@ _PERIODS = {2: 4, 3: 8, 5: 8, 6: 4}
 
 
 def _whole(codes: Tensor, period: int) -> Tensor:
-    """Return ``codes`` with the last axis zero-padded to a multiple of ``period``."""
+    """Append zeros to the last axis of ``codes`` until the length is a multiple of ``period``."""
     return torch.nn.functional.pad(codes, (0, -codes.shape[-1] % period)) if codes.shape[-1] % period else codes
 
 
 def pack_flags(flags: Tensor) -> Tensor:
-    """Pack eight flags (uint8, 0 or 1) into a byte along the last axis. The first flag is in the lowest bit.
+    """Pack each eight flags (uint8, 0 or 1) along the last axis into a byte: ``[…, 8 K] → […, K]``.
 
-    ``[…, 8 K] → […, K]``.
+    The first flag is in the lowest bit.
     """
     return _folded(flags, 1)
 
@@ -261,7 +266,10 @@ def unpack_flags(data: Tensor) -> Tensor:
 
 
 def _unfolded(data: Tensor, bits: int) -> Tensor:
-    """Undo `_folded`: return one code per byte, eight codes for each group of up to ``bits`` bytes."""
+    """Undo `_folded`: return each code in a byte of its own.
+
+    A group of ``bits`` bytes becomes eight codes; the last group may lack bytes.
+    """
     if bits == 1:
         eights = data.to(torch.int64, memory_format=torch.contiguous_format)
     else:

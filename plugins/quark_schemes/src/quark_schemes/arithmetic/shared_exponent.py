@@ -1,4 +1,4 @@
-"""Powers of two that the elements of a block share: the choice of the exponent, and its byte (E8M0).
+"""Powers of two as scales of blocks: the choice of the exponent, and its encoding as a byte (E8M0).
 
 Source: OCP Microscaling Formats v1.0, §5.4.1 and §6.3.
 """
@@ -23,15 +23,16 @@ _MANTISSA = 23
 
 
 def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_exponent: int, largest: float = 1.0) -> Tensor:
-    """Return the power of two that each block shares, as float32 in ``[2^-127, 2^127]``.
+    """Return the scale of each block: a power of two in ``[2^-127, 2^127]``, as float32.
 
     Args:
         amax: Largest magnitude of each block, float32, any shape.
-        mode: ``"even"`` first rounds ``amax`` to the mantissa bits of the element format. ``"floor"`` uses
-            the exponent of ``amax``, and ``"ceil"`` uses the next power of two above it. ``"rceil"`` uses the
-            smallest power of two with which nothing saturates.
+        mode: How the exponent is chosen. ``"floor"`` uses the exponent of ``amax``. ``"even"`` first rounds
+            ``amax`` to the mantissa bits of the element format. ``"ceil"`` first rounds ``amax`` up to a
+            power of two. ``"rceil"`` uses the smallest power of two with which no element saturates.
         mantissa_bits: Mantissa bits of the element format.
-        largest_exponent: Largest exponent of the element format, such as 2 for E2M1 (largest value 6).
+        largest_exponent: Exponent of the largest value in the element format, such as 2 for E2M1, whose
+            largest value is 6.
         largest: Largest value of the element format. Only mode ``"rceil"`` uses it.
 
     Raises:
@@ -65,7 +66,7 @@ def power_of_two(exponent: Tensor) -> Tensor:
 
 
 def encode_e8m0(scale: Tensor) -> Tensor:
-    """Return the E8M0 bytes of scales. A byte is the exponent + 127; the byte 255 means NaN."""
+    """Return the E8M0 bytes of scales. A byte is the scale's exponent + 127, or 255 for NaN."""
     exponent = (scale.contiguous().view(torch.int32) >> _MANTISSA) & 0xFF
     return torch.where(torch.isnan(scale), 0xFF, exponent).to(torch.uint8)
 

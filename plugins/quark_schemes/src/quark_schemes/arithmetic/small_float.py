@@ -1,9 +1,10 @@
 """Small floats: rounding, encoding and decoding as pure functions.
 
-A `FloatShape` is the layout of a small float. Rounding adds a large power of two and subtracts it again. The
-processor rounds the sum half to even, and only the mantissa bits of the format survive. A table look-up by
-the upper half of a float32 finds the codes: one gather is cheaper than arithmetic on subnormal numbers, which
-is fifty times slower.
+A `FloatShape` is the layout of a small float. To round a value, the functions add a large power of two and
+subtract it again. The processor rounds the sum half to even, so the result has only the mantissa bits of the
+format. To encode a value, the functions look up the code in a table, whose index is the upper half of the
+float32 value. This is faster than arithmetic, because arithmetic on subnormal numbers is fifty times slower
+than on normal ones.
 
 Source: OCP 8-bit Floating Point Specification v1.0; OCP Microscaling Formats v1.0.
 """
@@ -42,7 +43,8 @@ class FloatShape:
     """The layout of a small float.
 
     Attributes:
-        exponent_bits, mantissa_bits, bias: Parameters of the format.
+        exponent_bits, mantissa_bits, bias: Number of exponent bits, number of mantissa bits, and exponent
+            bias of the format.
         largest: Largest finite value. Larger values saturate to it.
         signed: Whether codes have a sign bit. Without a sign bit, negative values become 0.
         keeps_signed_zero: Whether −0 stays −0, and small negative values are rounded to −0.
@@ -60,12 +62,12 @@ class FloatShape:
 
     @property
     def bits(self) -> int:
-        """Bits of one code."""
+        """The number of bits in a code."""
         return self.exponent_bits + self.mantissa_bits + self.signed
 
     @property
     def largest_exponent(self) -> int:
-        """Exponent of the largest value."""
+        """The exponent of the largest value."""
         return math.frexp(self.largest)[1] - 1
 
     @property
@@ -75,7 +77,7 @@ class FloatShape:
 
     @property
     def to_own_exponents(self) -> float:
-        """Factor from this format's exponents to float32's."""
+        """The factor with which a value's float32 exponent field equals the field in this format."""
         return 2.0 ** (self.bias - FLOAT32_BIAS)
 
 
@@ -101,7 +103,8 @@ _EXPONENT = 0x7F800000
 def round_small_(t: Tensor, shape: FloatShape) -> Tensor:
     """Round float32 values in place to the nearest values of ``shape``; return ``t``.
 
-    A value halfway between two codes becomes the even code. Values beyond the format saturate, and NaN stays.
+    A value halfway between two neighbours becomes the one with an even code. Values out of range saturate,
+    and NaN stays NaN.
 
     Args:
         t: Values, any shape.
@@ -119,9 +122,10 @@ def round_small_(t: Tensor, shape: FloatShape) -> Tensor:
 
 
 def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
-    """Return each value's exponent field, but at least the field of the smallest normal number.
+    """Return the float32 exponent field of each value, or of the smallest normal number if that is larger.
 
-    Subnormal numbers have the same spacing as the smallest normal number.
+    ``shape`` defines the smallest normal number. Neighbouring subnormal numbers have the same distance as
+    those at the smallest normal number.
     """
     smallest = (1 - shape.bias + FLOAT32_BIAS) << FLOAT32_MANTISSA
     return t.view(torch.int32).bitwise_and(_EXPONENT).clamp_(min=smallest)
@@ -131,11 +135,11 @@ def encode_small(t: Tensor, shape: FloatShape, *, is_rounded: bool = True, out: 
     """Return uint8 codes of float32 or bfloat16 values; ``t`` does not change.
 
     Args:
-        t: Values, any shape. NaN gets the first code of NaN, or, in a format without one, the code of the
-            largest value.
+        t: Values, any shape. NaN gets the first code of NaN. If the format has no code of NaN, NaN gets the
+            code of the largest value.
         shape: The format.
-        is_rounded: Whether all values are values of the format already; then −0 keeps its sign. Otherwise,
-            the values are rounded as in `round_small_`.
+        is_rounded: Whether the format has a code for each value, so that rounding is not needed; −0 then
+            keeps its sign. Otherwise, the values are rounded as in `round_small_`.
         out: Optional tensor that receives the codes. It must be contiguous and have the shape of ``t``.
     """
     # The upper half of a float32 has enough mantissa bits for the format and for its halfway values. It
@@ -154,7 +158,7 @@ def encode_small(t: Tensor, shape: FloatShape, *, is_rounded: bool = True, out: 
 def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
     """Undo `encode_small`: return the float32 values of uint8 codes.
 
-    Codes that are not numbers become NaN or Inf.
+    If the format has codes of NaN or infinity, these become NaN or infinity.
     """
     if shape.nan_codes and _may_be_special(codes, shape):
         return torch.index_select(_table(shape, codes.device), 0, codes.reshape(-1).long()).reshape(codes.shape)
@@ -162,9 +166,9 @@ def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
 
 
 def _may_be_special(codes: Tensor, shape: FloatShape) -> bool:
-    """Return whether ``codes`` can contain codes of NaN or infinity.
+    """Return whether ``codes`` may contain codes of NaN or infinity.
 
-    Return True without a test on devices where the test would synchronize.
+    On other devices than the CPU, return True without a test, because a test would wait for the device.
     """
     if codes.device.type != "cpu" or codes.numel() == 0:
         return True
@@ -188,9 +192,9 @@ def _decode_numbers(codes: Tensor, shape: FloatShape) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _code_table(shape: FloatShape, is_rounded: bool, device: torch.device) -> Tensor:
-    """Return the codes, uint8 ``[65536]``, of all float32 values whose lower half is 0.
+    """Return the codes of all float32 values whose 16 lower bits are 0, as uint8 ``[65536]``.
 
-    The values are sorted by their bits, read as int32.
+    The values are in ascending order of their bits as int32.
     """
     values = (torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16).view(torch.float32)
     rounded = values if is_rounded else round_small_(values.clone(), shape)
@@ -205,7 +209,7 @@ def _code_table(shape: FloatShape, is_rounded: bool, device: torch.device) -> Te
 
 @lru_cache(maxsize=16)
 def _table(shape: FloatShape, device: torch.device) -> Tensor:
-    """Return the value of every code."""
+    """Return the values of all codes, in the order of the codes."""
     values = _decode_numbers(torch.arange(1 << shape.bits, dtype=torch.uint8), shape)
     for codes, value in ((shape.nan_codes, torch.nan), (shape.infinite_codes, torch.inf)):
         for code in codes:
