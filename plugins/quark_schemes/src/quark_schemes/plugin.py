@@ -1,6 +1,7 @@
-"""The plugin of quark-schemes: records of number formats, observers and schemes.
+"""The plugin of quark-schemes, with its records of number formats, observers and schemes.
 
-The module imports no torch, since records name their code as text.
+The module does not import torch: a record names its code in a string, and quark imports the code on first
+use.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ QUARK_API = (2, 2)
 
 @hookimpl
 def quark_register_formats() -> Iterable[FormatRecord]:
-    """Return the records of number formats, with the public classes that build their configurations."""
+    """Return the records of number formats. A record also names the ``*Spec`` classes of the format."""
     return FORMATS
 
 
 @hookimpl
 def quark_register_observers() -> Iterable[ObserverRecord]:
-    """Return the records of observers, under their public class names."""
+    """Return the records of observers, which have the names of public classes."""
     return OBSERVERS
 
 

@@ -1,6 +1,6 @@
-"""The number formats that this distribution registers, each with its ``*Spec`` classes.
+"""Records of the number formats in this distribution, each with the ``*Spec`` classes of the format.
 
-This module imports no torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _HELPERS = {
 def _format(family: str, name: str, bits: float, summary: str, **fields: Any) -> FormatRecord:
     """Return the record of a format.
 
-    The format object is a constant in the module ``family``, named in capitals.
+    The format object is a constant in the module ``family``. Its name is ``name`` in capitals.
     """
     reference = f"quark_schemes.formats.{family}:{name.upper()}"
     return FormatRecord(name=name, format=reference, bits=bits, summary=summary, exports=_HELPERS.get(name, {}), **fields)

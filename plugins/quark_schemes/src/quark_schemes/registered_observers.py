@@ -1,6 +1,6 @@
-"""The observers that this distribution registers, under their public class names.
+"""Records of the observers in this distribution, which have the names of public classes.
 
-This module imports no torch.
+This module does not import torch.
 """
 
 from __future__ import annotations

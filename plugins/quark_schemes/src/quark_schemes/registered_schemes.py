@@ -1,4 +1,4 @@
-"""The schemes that this distribution registers. This module imports no torch."""
+"""Records of the schemes in this distribution. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _EMULATED = (*_ANYWHERE, "vLLM (emulated)")
 def _scheme(name: str, class_name: str, summary: str, clients: tuple[str, ...], *aliases: str, **fields: Any) -> SchemeRecord:
     """Return the record of a scheme.
 
-    The callable that builds its configuration is called ``name``. ``class_name`` is the name of the class in
-    AMD Quark.
+    The callable that builds the configuration of the scheme has the name ``name``. ``class_name`` is the name
+    of the scheme's class in AMD Quark.
     """
     config, exports = _MODULE + name, {class_name: _MODULE + class_name}
     return SchemeRecord(name=name, summary=summary, config=config, clients=clients, exports=exports, aliases=aliases, **fields)

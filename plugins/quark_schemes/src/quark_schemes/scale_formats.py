@@ -35,23 +35,25 @@ SMALLEST_SCALE = 2.0**-23
 
 
 def smallest_scale(max_magnitude: float) -> float:
-    """Return the smallest allowed scale of integers up to ``max_magnitude``.
+    """Return the smallest allowed scale of an integer format with codes up to ``max_magnitude``.
 
-    It is `SMALLEST_SCALE`, or float32's smallest normal number if float32 cannot represent all the integers.
+    This is `SMALLEST_SCALE`, or float32's smallest normal number if float32 cannot represent all the
+    integers.
     """
     return SMALLEST_SCALE if max_magnitude < 2.0**24 else float(torch.finfo(torch.float32).tiny)
 
 
 @attrs.frozen
 class ScaleRounding:
-    """How scales are rounded, as data that `quark_schemes.kernels.floats.rounded_scale` reads.
+    """Describes how scales are rounded, for `quark_schemes.kernels.floats.rounded_scale`.
 
     If no attribute is set, scales are not rounded.
 
     Attributes:
-        mode: ``"ceil"`` or ``"floor"`` to round up or down to powers of two.
-        shape: The small float to whose values scales are rounded.
-        dtype: ``"float16"`` or ``"bfloat16"`` to round to that dtype. Scales are then at least ``smallest``.
+        mode: ``"ceil"`` to round up to powers of two, or ``"floor"`` to round down to powers of two.
+        shape: The small float to which scales are rounded.
+        dtype: The dtype to which scales are rounded, ``"float16"`` or ``"bfloat16"``. Scales are then at
+            least ``smallest``.
     """
 
     mode: str | None = None
@@ -66,14 +68,14 @@ class ScaleFormat(ABC):
     @property
     @abstractmethod
     def rounding(self) -> ScaleRounding:
-        """Description, for kernels, of how the method `round` rounds."""
+        """A description of what the method `round` does, for kernels."""
 
     @abstractmethod
     def round(self, ideal: Tensor) -> Tensor:
-        """Round ideal scales (positive, float32) to scales of this format."""
+        """Round the positive float32 scales ``ideal`` to scales of this format."""
 
     def encode(self, scale: Tensor) -> Tensor:
-        """Return rounded scales as a checkpoint stores them."""
+        """Encode scales of this format as a checkpoint stores them."""
         return scale
 
     def decode(self, stored: Tensor) -> Tensor:
@@ -83,7 +85,7 @@ class ScaleFormat(ABC):
 
 @attrs.frozen
 class PlainScales(ScaleFormat):
-    """Scales of a torch dtype. No scale becomes 0."""
+    """Scales of a torch dtype. Small scales are not rounded to 0."""
 
     dtype: torch.dtype
 
@@ -101,11 +103,12 @@ class PlainScales(ScaleFormat):
 class PowerOfTwoScales(ScaleFormat):
     """Scales that are powers of two.
 
-    Scales are rounded up, so that nothing saturates. In mode ``"floor"`` they are rounded down.
+    The mode ``"ceil"`` rounds scales up, so that no element saturates. The mode ``"floor"`` rounds scales
+    down.
 
     Attributes:
         mode: ``"ceil"`` or ``"floor"``.
-        stored: The dtype in a checkpoint: float32, bytes (exponent + 127), or torch's E8M0 dtype.
+        stored: The dtype in a checkpoint: float32, uint8 for E8M0 bytes, or torch's E8M0 dtype.
     """
 
     mode: str
@@ -129,7 +132,7 @@ class PowerOfTwoScales(ScaleFormat):
 class SmallFloatScales(ScaleFormat):
     """Scales that are small floats.
 
-    If an ideal scale is too small, it becomes the smallest positive value, not 0.
+    A scale that is too small for the format becomes the smallest positive value, not 0.
     """
 
     shape: FloatShape
@@ -162,17 +165,17 @@ _STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch
 
 
 def scale_error(spec: QTensorConfig) -> str | None:
-    """Return why scales cannot have the ``scale_format`` of a spec, and the fix. Return None if they can."""
+    """Return why the ``scale_format`` of a spec is invalid, and what to set instead; None if it is valid."""
     if spec.scale_format in (None, *_NAMES):
         return None
     return f"scale_format={spec.scale_format!r} is unknown to {spec.dtype.name}: use one of {', '.join(_NAMES)}, or None"
 
 
 def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
-    """Return the two levels of a spec with E4M3 scales. Return other specs unchanged.
+    """Split a spec with E4M3 scales into two levels, and return them. Return other specs unchanged.
 
-    E4M3 covers only magnitudes from 2^-9 to 448, so E4M3 scales are multiplied by one more scale for the
-    whole tensor.
+    E4M3 has only magnitudes from 2^-9 to 448. The second level is therefore one more scale for the whole
+    tensor, which multiplies the E4M3 scales.
     """
     if spec.scale_format != "e4m3" or spec.is_scale_quant:
         return spec
@@ -191,7 +194,8 @@ def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
 def scale_format_of(spec: QTensorConfig) -> ScaleFormat:
     """Return the scale format of a spec.
 
-    The field ``scale_format`` names it, or else ``scale_type``. If neither is set, the format is float32.
+    The field ``scale_format`` of the spec names the format. If this field is not set, the field
+    ``scale_type`` names it. If neither is set, the format is float32.
     """
     if spec.scale_format in _BY_FORMAT:
         return _BY_FORMAT[spec.scale_format]

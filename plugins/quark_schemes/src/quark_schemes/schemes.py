@@ -1,8 +1,8 @@
-"""The named schemes: callables that build a new layer configuration, and AMD Quark's scheme classes.
+"""The named schemes: callables that build a new layer configuration, and classes with AMD Quark's names.
 
-The callables are ordered by format: integers, FP8, OCP Microscaling (MX), two levels of scales (NVFP4, AMD
-FP4, INT4 of FP8), block floating point. The classes follow; their objects have a ``config``. This module
-imports no torch.
+The callables come in this order: integers, FP8, OCP Microscaling (MX), formats with two levels of scales
+(NVFP4, AMD FP4, INT4 of FP8), and block floating point. The classes come last. An object of a class has the
+layer configuration as the attribute ``config``. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def int4_wo_per_channel() -> QLayerConfig:
 
 
 def int4_weight_and_activation(group_size: int) -> QLayerConfig:
-    """Return a configuration of symmetric INT4 weights and dynamic INT4 activations, in groups."""
+    """Return a configuration of symmetric INT4 weights and dynamic INT4 activations, both in groups."""
     activation = Int4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=True).to_quantization_spec()
     return QLayerConfig(weight=int4_weight_only(group_size).weight, input_tensors=activation)
 
@@ -105,12 +105,12 @@ def _both(helper: SingleLevelSpec) -> QLayerConfig:
 
 
 def int8() -> QLayerConfig:
-    """Return a configuration of symmetric INT8 weights and static activations, one scale each."""
+    """Return a configuration of symmetric INT8 weights and static INT8 activations, one scale per tensor."""
     return _both(Int8PerTensorSpec(is_dynamic=False))
 
 
 def fp8() -> QLayerConfig:
-    """Return a configuration of E4M3 weights and static activations, one scale each."""
+    """Return a configuration of E4M3 weights and static E4M3 activations, with one scale per tensor."""
     return _both(FP8E4M3PerTensorSpec(scale_type="float", is_dynamic=False))
 
 
@@ -118,7 +118,7 @@ fp8_per_head = fp8
 
 
 def fp8_outputs() -> QTensorConfig:
-    """Return a configuration of E4M3 with one static scale, for a KV cache or attention."""
+    """Return a configuration of a KV cache or attention in E4M3 with one static scale."""
     return FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec()
 
 
@@ -182,14 +182,15 @@ def mxfp4_mxfp6_e2m3() -> QLayerConfig:
 
 
 def mxfp4_fp8() -> QLayerConfig:
-    """Return a configuration of MXFP4 weights and static E4M3 activations with one scale."""
+    """Return a configuration of MXFP4 weights, and of static E4M3 activations with one scale per tensor."""
     return QLayerConfig(weight=_weight(OCP_MXFP4Spec), input_tensors=FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec())
 
 
 def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
-    """Return a configuration of FP4 in groups. ``scales`` describes how the group scales are quantized.
+    """Return a configuration of FP4 weights and activations in groups. ``scales`` quantizes their scales.
 
-    The group scales of activations are dynamic, and one static scale multiplies them.
+    Each tensor also has one static scale, which multiplies the group scales. The group scales of activations
+    are dynamic.
     """
     weight, activation = (
         ScaleQuantSpec(FP4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic, scale_type="float32"), scales)
@@ -199,7 +200,10 @@ def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
 
 
 def nvfp4() -> QLayerConfig:
-    """Return a configuration of FP4 in groups of 16 with E4M3 scales and one more scale over the tensor."""
+    """Return a configuration of FP4 in groups of 16 with E4M3 scales.
+
+    One more scale per tensor multiplies the E4M3 scales.
+    """
     return _fp4_under(FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=False), 16)
 
 
@@ -215,7 +219,7 @@ amdfp4_global16, amdfp4_global32 = (partial(amdfp4_with_global_scale, size) for 
 
 
 def amdfp4_in_groups(group_size: int = 16) -> QLayerConfig:
-    """Return a configuration of FP4 weights and dynamic activations in groups, with E5M3 scales.
+    """Return a configuration of FP4 weights and dynamic FP4 activations, both in groups with E5M3 scales.
 
     Groups have 16 or 32 elements.
     """
@@ -246,8 +250,8 @@ def mx6(block_size: int = 16) -> QLayerConfig:
     """Return a configuration of MX6 weights and activations.
 
     Args:
-        block_size: Number of values that share an exponent. The format defines 16; before version 0.13, the
-            default was 32.
+        block_size: Number of values that share an exponent. The definition of the format says 16. Before AMD
+            Quark 0.13, the default was 32.
     """
     return _both(MX6Spec(ch_axis=-1, block_size=block_size))
 
@@ -297,9 +301,9 @@ __all__ += list(CONFIGURATIONS)
 
 
 class _Scheme(QuantizationScheme):
-    """Base class of the schemes.
+    """Base class of the scheme classes.
 
-    The arguments become attributes; ``config`` builds a new configuration at each access.
+    The arguments become attributes. Each access to ``config`` builds a new configuration.
     """
 
     _build: ClassVar[Callable[..., QLayerConfig]]
@@ -317,7 +321,7 @@ class _Scheme(QuantizationScheme):
 def _scheme(name: str, build: Callable[..., QLayerConfig]) -> type[_Scheme]:
     """Return a new scheme class called ``name``.
 
-    The class has the docstring and the arguments of ``build``, which builds its configuration.
+    The class has the same docstring and arguments as ``build``, a callable that builds the configuration.
     """
     members = {"_build": staticmethod(build), "__signature__": inspect.signature(build)}
     return type(name, (_Scheme,), {**members, "__doc__": build.__doc__, "__module__": __name__})

@@ -1,1 +1,1 @@
-"""Number formats, one small file for each family."""
+"""Number formats, with one file for each family."""

@@ -1,14 +1,16 @@
-"""The block floating-point formats MXINT8, BFP16, MX6 and MX9: integer mantissas, a power of two per block.
+"""The block floating-point formats MXINT8, BFP16, MX6 and MX9.
 
-A value is ``mantissa · 2^(E − fraction bits)``. ``E`` is the exponent of the block's largest magnitude; a
-checkpoint stores it as the byte E + 127. There are no zero points.
+The elements of a block have integer mantissas and share an exponent ``E``, the exponent of the block's
+largest magnitude. A value is ``mantissa · 2^(E − fraction bits)``. A checkpoint stores the exponent as the
+byte E + 127. The formats have no zero points.
 
-MX6 and MX9 have shared microexponents: a block shares an exponent E, and each pair of neighbouring elements
-shares one more bit. The bit is set if both values of the pair are below 2^E, and then the step of the pair is
-half as large. An element has a sign bit and four (MX6) or seven (MX9) more bits. Together with its parts of
-the exponent and of the pair's bit, an element needs six or nine bits. A checkpoint stores the mantissas of a
-block in two's complement, little endian; then the bits of the pairs, the first pair in the lowest bit. The
-scales of the checkpoint are the bytes E + 127.
+MX6 and MX9 have shared microexponents: the elements of a block share the exponent E, and the two elements of
+each pair of neighbours share one more bit. If both values of the pair are below 2^E in magnitude, the bit is
+set, and the step of the pair is half as large. An element has a sign bit and four (MX6) or seven (MX9) other
+bits. The bit of the pair adds half a bit per element. In blocks of 16, the exponent adds another half, so
+that an element needs six or nine bits. A checkpoint stores the mantissas of a block first, in two's
+complement, with the first mantissa in the lowest bits. Then it stores the bits of the pairs, with the first
+pair in the lowest bit.
 
 Source: OCP Microscaling Formats v1.0 (MXINT8); Darvish Rouhani et al., arXiv 2302.08007 (MX6, MX9); AMD Quark
 0.13 (BFP16, MX6, MX9).
@@ -50,8 +52,9 @@ PAIR_BITS = 8
 
 @attrs.frozen
 class SharedExponentPacking(Packing):
-    """Stores mantissas unchanged. The scale of a block is ``2^(E − fraction_bits)``; it is stored as the byte
-    of the exponent E.
+    """Stores mantissas unchanged, and the scale of a block as one byte.
+
+    The scale is ``2^(E − fraction_bits)``, and the byte is the E8M0 code of the exponent E.
     """
 
     fraction_bits: int
@@ -67,10 +70,10 @@ class SharedExponentPacking(Packing):
 
 @attrs.frozen
 class MicroexponentPacking(SharedExponentPacking):
-    """Packs blocks of mantissas together with the bits of their pairs.
+    """Packs the mantissas of a block, followed by a bit for each pair of neighbouring elements.
 
-    A packed block starts with mantissas of ``mantissa_bits`` bits in two's complement, little endian. A bit
-    for each pair of neighbouring elements follows.
+    A mantissa has ``mantissa_bits`` bits in two's complement. The first mantissa is in the lowest bits of the
+    first byte.
     """
 
     mantissa_bits: int
@@ -104,17 +107,17 @@ _SMALLEST = 2.0**-126
 
 @attrs.frozen(kw_only=True)
 class BlockFloat(WholeNumbers):
-    """Mantissas in two's complement that share an exponent.
+    """A block floating-point format: the elements of a block are integer mantissas and share an exponent.
 
     Attributes:
-        low, high: Bounds of the mantissa.
-        fraction_bits: Fraction bits of the mantissa.
-        block: Default size of a block.
-        grows: Whether the exponent increases if the largest value would round beyond ``high``; otherwise the
-            value saturates.
-        modes: Accepted values of ``scale_calculation_mode``, the default first. If empty, the exponent is
-            that of the largest magnitude.
-        even_bits: Mantissa bits to which mode ``"even"`` rounds the largest value.
+        low, high: The smallest and the largest mantissa.
+        fraction_bits: Number of fraction bits in a mantissa.
+        block: Default number of elements in a block.
+        grows: Whether the exponent increases if the largest value would be rounded to more than ``high``. If
+            not, the value saturates.
+        modes: Accepted values of ``scale_calculation_mode``, with the default first. If there are none, E is
+            always the exponent of the largest magnitude.
+        even_bits: Number of mantissa bits to which the mode ``"even"`` rounds the largest value.
         pads: Whether the last block of a row may be shorter than ``block``.
     """
 
@@ -191,9 +194,10 @@ class BlockFloat(WholeNumbers):
 
 @attrs.frozen(kw_only=True)
 class MxFormat(BlockFloat):
-    """The format ``mx`` of AMD Quark's public API: ``mx_element_dtype`` names the element format.
+    """The format ``mx`` of AMD Quark's public API.
 
-    This class implements only INT8.
+    The field ``mx_element_dtype`` of a spec names the element format. This class implements only INT8
+    elements. It replaces a spec with other elements by a spec of their number format.
     """
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
@@ -215,17 +219,18 @@ _MAGNITUDE = 0x7FFFFFFF
 
 
 def _bits(value: float) -> int:
-    """Return the float32 bits of a number."""
+    """Return the bits of a number in float32, as an integer."""
     return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
 
 
 @attrs.frozen(kw_only=True)
 class Microexponent(BlockFloat):
-    """Block floating point with one additional exponent bit for each pair of neighbours along the last axis.
+    """Block floating point in which two neighbours on the last axis share one additional exponent bit.
 
-    The axis therefore has an even length.
+    The length of the last axis must therefore be even.
 
-    A code is ``2 · mantissa + bit``, with the bit of the pair. Checkpoints store only whole blocks.
+    A code is ``2 · mantissa + bit``, with the additional bit of the pair. The block size must divide the
+    length of a row.
     """
 
     pads: bool = False
@@ -235,7 +240,7 @@ class Microexponent(BlockFloat):
 
     @property
     def _limit(self) -> float:
-        """Bound in full steps. If both values of a pair are below this bound, the pair has half the step."""
+        """The bound 2^E in steps. If both values of a pair are below 2^E in magnitude, the step is halved."""
         return float(1 << self.fraction_bits)
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
@@ -263,9 +268,9 @@ class Microexponent(BlockFloat):
         return BlockFloat(**attrs.asdict(self, recurse=False))
 
     def _halved(self, t: Tensor) -> Tensor:
-        """Return ``1 << 23`` (int32, one in float32's exponent) for elements whose step is halved, else 0.
+        """Return ``1 << 23`` (int32) for elements whose step is halved, else 0.
 
-        The result has the shape of ``t``.
+        In the bits of a float32, ``1 << 23`` is 1 in the exponent field. The result has the shape of ``t``.
         """
         below = t.view(torch.int32).bitwise_and(_MAGNITUDE).sub_(_bits(self._limit))
         # Read two neighbours as one 64-bit number. Compute the AND of both sign bits, and copy it to all

@@ -1,10 +1,11 @@
-"""The floating-point formats FP8, FP6 and FP4 (`MiniFloat`), E8M0, and casts to 16 bits, and their packing.
+"""The floating-point formats FP8, FP6, FP4 and E8M0, casts to 16-bit floats, and the packing of codes.
 
-The arithmetic of small floats is in `arithmetic.small_float`. E8M0 is a format of scales: a byte that stores
-the exponent of a power of two from 2^-127 to 2^127. Source: OCP Microscaling Formats v1.0, §5.4.1.
+`MiniFloat` implements FP8, FP6 and FP4 with the arithmetic in `arithmetic.small_float`. E8M0 is a format of
+scales: a byte that stores the exponent of a power of two from 2^-127 to 2^127. Source: OCP Microscaling
+Formats v1.0, §5.4.1.
 
-A checkpoint stores two FP4 codes in a byte, four FP6 codes in three bytes, and FP8 codes unchanged. Scales
-have the scale format of the spec.
+A checkpoint stores two FP4 codes in a byte, four FP6 codes in three bytes, and FP8 codes unchanged. It stores
+scales in the scale format of the spec.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = [
 
 @attrs.frozen
 class SmallFloatPacking(Packing):
-    """Packs codes of ``bits`` bits along the last axis. Scales have the scale format of the spec."""
+    """Packs codes of ``bits`` bits along the last axis. Scales are stored in the scale format of the spec."""
 
     bits: int
 
@@ -70,9 +71,9 @@ class MiniFloat(NumberFormat):
     """A floating-point number of few bits.
 
     Attributes:
-        shape: Exponent, mantissa and special codes of the format.
-        torch_dtype: Torch's own dtype for the codes, which checkpoints also use. None if the codes are packed
-            into bytes.
+        shape: The layout of the format, with exponent, mantissa and special codes.
+        torch_dtype: The torch dtype with these codes, which checkpoints also use; None for formats whose
+            codes are packed into bytes.
     """
 
     name: str
@@ -82,12 +83,12 @@ class MiniFloat(NumberFormat):
 
     @property
     def bits(self) -> int:  # type: ignore[override]
-        """Bits of one code."""
+        """The number of bits in a code."""
         return self.shape.bits
 
     @property
     def storage_dtype(self) -> torch.dtype:  # type: ignore[override]
-        """Dtype of the codes: torch's own 8-bit float, or uint8."""
+        """The dtype of unpacked codes: an 8-bit float dtype of torch, or uint8."""
         return self.torch_dtype or torch.uint8
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
@@ -173,9 +174,10 @@ FP4 = MiniFloat(name="fp4", shape=E2M1)
 
 @attrs.frozen(kw_only=True)
 class PowerOfTwo(NumberFormat):
-    """Unsigned powers of two.
+    """A format of positive powers of two.
 
-    Values are rounded up, so that no element saturates; 0 becomes the smallest normal number.
+    Values are rounded up: as scales, they are then large enough that no element saturates. 0 becomes
+    float32's smallest normal number.
     """
 
     name: str
@@ -209,9 +211,9 @@ FP8_E8M0 = PowerOfTwo(name="fp8_e8m0")
 
 @attrs.frozen(kw_only=True)
 class CastFormat(NumberFormat):
-    """float16 or bfloat16.
+    """The format float16 or bfloat16.
 
-    The codes are values of that dtype, and finite values saturate at its largest value.
+    The codes are numbers of this dtype. Finite values saturate at the largest number of the dtype.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""The integer formats: integers between two bounds, with a scale, and a zero point for asymmetric ranges.
+"""The integer formats: integers with a scale, and with a zero point if the range is asymmetric.
 
-A checkpoint stores eight 4-bit codes in a word, packs 2-bit and 3-bit codes into bytes, and transposes
-weights that have a scale per group. Source: AMD Quark 0.13 and its checkpoints (``int4_wo_128``, ``int8``,
-``uint4_wo_128``).
+A checkpoint stores eight 4-bit codes in a word, and packs 2-bit and 3-bit codes into bytes. It stores the
+transpose of a weight that has a scale per group. Source: AMD Quark 0.13 and its checkpoints (``int4_wo_128``,
+``int8``, ``uint4_wo_128``).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _EXACT_BITS = 24
 
 @attrs.frozen
 class IntegerPacking(Packing):
-    """Packs integers of ``bits`` bits, signed or not.
+    """Packs integers of ``bits`` bits. They are signed if ``signed`` is true.
 
-    If a weight has a scale per group, the weight and its scales are stored transposed, ``[I, O]``. Eight
-    4-bit codes form an int32 word along the last axis. Unsigned 16-bit codes are stored as int16, since torch
-    cannot index rows of uint16. Zero points are packed like codes.
+    If a weight has a scale per group, the weight and the scales are stored transposed, as ``[I, O]`` and
+    ``[groups, O]``. Eight 4-bit codes form an int32 word along the last axis. Unsigned 16-bit codes are
+    stored as int16, because torch cannot index rows of uint16. Zero points are packed like codes.
     """
 
     bits: int
@@ -128,23 +128,23 @@ class IntegerPacking(Packing):
 
 @lru_cache(maxsize=1024)
 def _packed_kind(packing: IntegerPacking, shape: tuple[int, ...], order: str) -> tuple[torch.Size, torch.dtype]:
-    """Return the shape and dtype of packed zero points whose scales have the shape ``shape``."""
+    """Return the shape and dtype of packed zero points for scales of the shape ``shape``."""
     zero = torch.empty(shape, dtype=packing.storage_dtype, device="meta")
     packed = packing._pack(zero, order) if shape or packing.bits >= 8 else zero
     return packed.shape, packed.dtype
 
 
 def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
-    """Return ``x``, transposed if ``x`` belongs to an integer weight with a scale per group.
+    """Return ``x`` as a checkpoint stores it: transposed if the weight has a scale per group.
 
-    A second call undoes the first.
+    ``x`` may be codes, scales or zero points. Calling the function on its result undoes it.
     """
     return x.t() if isinstance(granularity, PerGroup) and x.ndim == 2 else x
 
 
 @attrs.frozen(kw_only=True)
 class WholeNumbers(NumberFormat):
-    """Base of the formats whose codes are whole numbers: integers and block floating point."""
+    """Base of the formats whose codes are integers, such as block floating point with integer mantissas."""
 
     def encode(self, t: Tensor) -> Tensor:
         return t.to(self.storage_dtype)
@@ -154,13 +154,13 @@ class WholeNumbers(NumberFormat):
 
 
 def _half_up(t: Tensor) -> Tensor:
-    """Round to whole numbers in place. Halfway values are rounded up."""
+    """Round to integers in place. Halfway values are rounded up."""
     # floor(t + 0.5) would also round up the largest number below 0.5.
     return torch.where(t - t.floor() >= 0.5, t.ceil(), t.floor(), out=t)
 
 
 def _half_away(t: Tensor) -> Tensor:
-    """Round to whole numbers in place. Halfway values are rounded away from zero."""
+    """Round to integers in place. Halfway values are rounded away from zero."""
     down = t.trunc()
     return torch.where((t - down).abs_() >= 0.5, down + t.sign(), down, out=t)
 
@@ -180,10 +180,10 @@ truncates.
 
 @attrs.frozen(kw_only=True)
 class IntegerFormat(WholeNumbers):
-    """An integer of ``bits`` bits, signed or not.
+    """An integer format of ``bits`` bits.
 
-    Float32 cannot represent every INT32 number. INT32 therefore has power-of-two scales and no zero points,
-    so that codes and values are exact.
+    Float32 cannot represent every INT32 number. For INT32, scales therefore are powers of two and there are
+    no zero points, so that float32 represents code · scale exactly.
 
     Attributes:
         signed: Whether codes can be negative.
@@ -263,9 +263,9 @@ class IntegerFormat(WholeNumbers):
         return QParams(scale, zero.to(torch.int32))
 
     def _real_zero_point(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        """Return scales and real zero points.
+        """Return scales and floating-point zero points.
 
-        The range need not contain 0, and the zero point is neither rounded nor bounded.
+        The range need not contain 0. Zero points are not rounded, and may be beyond the codes.
         """
         scale = divided(high - low, self.high - self.low)
         scale = scale_format_of(spec).round(torch.where(scale <= SMALLEST_SCALE, torch.ones_like(scale), scale))

@@ -1,4 +1,4 @@
 """Device code of number formats, as Triton functions.
 
-The kernels of `quark.numbers.kernels` call the device code of the format that they quantize to.
+A kernel of `quark.numbers.kernels` calls the device code of the format to which it quantizes.
 """

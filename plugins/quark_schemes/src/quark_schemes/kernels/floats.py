@@ -1,7 +1,7 @@
 """Device code of the formats in `quark_schemes.formats.floats` and of scales, as Triton functions.
 
-The arithmetic is the same as in `quark_schemes.arithmetic` and `quark_schemes.scale_formats`, for any
-`FloatShape`.
+The functions compute the same as `quark_schemes.arithmetic` and `quark_schemes.scale_formats`. They accept
+any `FloatShape`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["at_least", "device_code", "encode_small", "round_small", "rounded_sc
 
 @triton.jit
 def round_small(t, SHAPE: tl.constexpr):
-    """Return ``t`` rounded half to even to values of a small float. Large values saturate; NaN stays NaN."""
+    """Round ``t`` half to even to values of a small float. Large values saturate, and NaN stays NaN."""
     low: tl.constexpr = -SHAPE.largest if SHAPE.signed else 0.0
     smallest: tl.constexpr = (1 - SHAPE.bias + 127) << 23  # exponent of the smallest normal number; subnormal numbers have the same spacing
     t = bounded(t, low, SHAPE.largest)
@@ -33,9 +33,9 @@ def round_small(t, SHAPE: tl.constexpr):
 
 @triton.jit
 def encode_small(t, SHAPE: tl.constexpr, NAN_CODE: tl.constexpr):
-    """Return the int32 codes of values of a small float.
+    """Return the codes of values that a small float represents exactly, as int32.
 
-    NaN becomes ``NAN_CODE`` with the sign bit of the NaN.
+    NaN becomes ``NAN_CODE``, plus a sign bit if the NaN is negative.
     """
     smallest: tl.constexpr = (1 - SHAPE.bias + 127) << 23
     magnitude = bits_of(t) & 0x7FFFFFFF
@@ -48,15 +48,16 @@ def encode_small(t, SHAPE: tl.constexpr, NAN_CODE: tl.constexpr):
 
 @triton.jit
 def at_least(t, smallest):
-    """Return ``t.clamp(min=smallest)``: NaN stays NaN."""
+    """Return ``t.clamp(min=smallest)``, in which NaN stays NaN."""
     return tl.where(t < smallest, smallest, t)
 
 
 @triton.jit
 def shared_exponent(amax, MODE: tl.constexpr, MANTISSA_BITS: tl.constexpr, LARGEST_EXPONENT: tl.constexpr, LARGEST: tl.constexpr):
-    """Return the power of two that a block shares.
+    """Return the scale of a block, which is a power of two.
 
-    The result equals `quark_schemes.arithmetic.shared_exponent.shared_exponent_scale`.
+    The result is that of `quark_schemes.arithmetic.shared_exponent.shared_exponent_scale`, and the arguments
+    have the same meaning.
     """
     if MODE == "rceil":
         amax = tl.div_rn(amax, LARGEST)
@@ -77,7 +78,7 @@ def shared_exponent(amax, MODE: tl.constexpr, MANTISSA_BITS: tl.constexpr, LARGE
 
 @triton.jit
 def rounded_scale(ideal, S: tl.constexpr):
-    """Return ideal scales, rounded as ``S`` describes.
+    """Round the scales ``ideal`` as ``S`` describes.
 
     ``S`` is a `quark_schemes.scale_formats.ScaleRounding`.
     """
@@ -102,8 +103,8 @@ class _Parameters:
     """Parameters that the functions below receive as ``P``.
 
     Attributes:
-        mode: How to choose the power of two that a group shares. None if scales are rounded as ``scales``
-            describes.
+        mode: How to choose the scale of a group, which is a power of two; None if scales are rounded as
+            ``scales`` describes.
     """
 
     shape: FloatShape
@@ -141,11 +142,11 @@ def _scales(low, high, P: tl.constexpr):
 
 
 def device_code(shape: FloatShape, mode: str | None, scales: ScaleRounding) -> DeviceCode:
-    """Return the device code of a small float, rounding half to even.
+    """Return the device code of a small float that rounds half to even.
 
     Args:
         shape: The format.
-        mode: The ``scale_calculation_mode`` of power-of-two scales that groups share. None for other scales.
+        mode: The ``scale_calculation_mode`` if the scales of groups are powers of two; None for other scales.
         scales: Rounding of scales if ``mode`` is None.
     """
     nan_code = shape.nan_codes[-1] if shape.nan_codes else (1 << (shape.bits - shape.signed)) - 1

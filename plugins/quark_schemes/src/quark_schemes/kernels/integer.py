@@ -1,6 +1,6 @@
-"""Device code of integers and of block floating point with integer mantissas.
+"""Device code of integers, and of block floating point with integer mantissas, as Triton functions.
 
-The formats are `quark_schemes.formats.integer` and `quark_schemes.formats.block_float`.
+`quark_schemes.formats.integer` and `quark_schemes.formats.block_float` define these formats.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ __all__ = ["block_float_code", "integer_code"]
 
 @attrs.frozen
 class _IntegerParameters:
-    """Parameters that the functions of integers receive as ``P``.
+    """The parameter ``P`` of the device functions for integers.
 
     Attributes:
-        zero: Kind of the zero points: ``"none"``, ``"whole"`` (integers) or ``"real"``.
+        zero: ``"none"`` for no zero points, ``"whole"`` for integer zero points, or ``"real"`` for
+            floating-point zero points.
     """
 
     low: float = attrs.field(converter=float)
@@ -76,11 +77,12 @@ def _zeros(low, scale, P: tl.constexpr):
 
 
 def integer_code(low: int, high: int, zero: str, scales: ScaleRounding) -> DeviceCode:
-    """Return the device code of an integer, rounding half to even.
+    """Return the device code of an integer format that rounds half to even.
 
     Args:
         low, high: The smallest and the largest code.
-        zero: Kind of the spec's zero points: ``"none"``, ``"whole"`` (integers) or ``"real"``.
+        zero: ``"none"`` for no zero points, ``"whole"`` for integer zero points, or ``"real"`` for
+            floating-point zero points.
         scales: How scales are rounded.
     """
     zeros = None if zero == "none" else _zeros
@@ -91,10 +93,10 @@ def integer_code(low: int, high: int, zero: str, scales: ScaleRounding) -> Devic
 
 @attrs.frozen
 class _BlockFloatParameters:
-    """Parameters that the functions of block floating point receive as ``P``.
+    """The parameter ``P`` of the device functions for block floating point.
 
-    `quark_schemes.formats.block_float.BlockFloat` describes the attributes. ``unit`` is the value of the last
-    mantissa bit.
+    `quark_schemes.formats.block_float.BlockFloat` describes the attributes. ``unit`` is the value of a
+    mantissa's lowest bit if the exponent is 0.
     """
 
     low: float = attrs.field(converter=float)
@@ -123,7 +125,7 @@ def _scales_of_block_float(low, high, P: tl.constexpr):
 
 
 def block_float_code(low: int, high: int, fraction_bits: int, mode: str, even_bits: int, grows: bool) -> DeviceCode:
-    """Return the device code of block floating point, which rounds half to even.
+    """Return the device code of a block floating-point format that rounds half to even.
 
     `quark_schemes.formats.block_float.BlockFloat` describes the arguments.
     """

@@ -1,6 +1,7 @@
-"""Kernels that pack and unpack codes, along a row or across rows, in one read and one write.
+"""Kernels that pack and unpack codes. They read the data once and write it once.
 
-The operations are the same as in `quark_schemes.arithmetic.packing`.
+A word has neighbouring codes of a row or of a column. The results are the same as in
+`quark_schemes.arithmetic.packing`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ If it packs across rows, the program reads 64 bytes of codes and writes 64 bytes
 
 @attrs.frozen
 class WordLayout:
-    """Layout of the codes in a word.
+    """The order of the codes in a word.
 
     Attributes:
         bits: Number of bits of a code.
         codes: Number of codes in a word.
         dtype: Dtype of a word.
-        is_interleaved: Whether the codes at even indices are in the lower half of the word: 0 2 4 6 1 3 5 7.
+        is_interleaved: Whether the codes at even indices are in the lower half of the word. From the lowest
+            bits, the codes are then 0 2 4 6 1 3 5 7.
         is_reversed: Whether the first code is in the highest bits.
     """
 
@@ -51,7 +53,7 @@ TWO_BITS = WordLayout(2, 4, torch.uint8, is_reversed=True)
 
 @triton.jit
 def _position(code, CODES: tl.constexpr, IS_INTERLEAVED: tl.constexpr, IS_REVERSED: tl.constexpr):
-    """Return the position of a code in its word, counted in codes from the lowest bits."""
+    """Return the position of the code ``code`` in a word. The position in the lowest bits is 0."""
     if IS_INTERLEAVED:
         position = code % 2 * (CODES // 2) + code // 2
     elif IS_REVERSED:
@@ -77,7 +79,7 @@ def pack_words(
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Pack each row of codes into words of ``CODES`` consecutive codes."""
+    """Pack codes into words. A word has ``CODES`` consecutive codes of a row."""
     blocks = tl.cdiv(words, WORDS)
     row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
     word = tl.program_id(0) % blocks * WORDS + tl.arange(0, WORDS)
@@ -111,7 +113,7 @@ def unpack_words(
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Undo `pack_words`. If ``IS_SIGNED``, the highest bit of a code is its sign."""
+    """Undo `pack_words`. If ``IS_SIGNED``, the highest bit of a code is the sign."""
     blocks = tl.cdiv(count, WORDS * CODES)
     row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
     number = tl.program_id(0) % blocks * WORDS + tl.arange(0, WORDS)
@@ -131,7 +133,7 @@ def unpack_words(
 
 
 def _constants(layout: WordLayout) -> dict[str, Any]:
-    """Return the constants and the launch parameters of both kernels for this layout."""
+    """Return the constants and the launch parameters of `pack_words` and `unpack_words` for a layout."""
     return {
         "BITS": layout.bits,
         "CODES": layout.codes,
@@ -144,7 +146,7 @@ def _constants(layout: WordLayout) -> dict[str, Any]:
 
 
 def packed(codes: Tensor, layout: WordLayout) -> Tensor:
-    """Return byte-sized codes, packed into words along the last axis.
+    """Pack codes, which have a byte each, into words along the last axis.
 
     The shape changes from ``[…, K]`` to ``[…, ceil(K / layout.codes)]``.
     """
@@ -153,7 +155,7 @@ def packed(codes: Tensor, layout: WordLayout) -> Tensor:
 
 
 def packed_across(codes: Tensor, layout: WordLayout) -> Tensor:
-    """Return ``packed(codes.T, layout)`` for a matrix of codes ``[O, I]``, without copying the matrix first.
+    """Return ``packed(codes.T, layout)`` for codes ``[O, I]``, without copying the transposed matrix.
 
     The result is ``[I, ceil(O / layout.codes)]``.
     """
@@ -168,14 +170,14 @@ def unpacked(words: Tensor, layout: WordLayout, length: int, *, signed: bool) ->
 
 
 def unpacked_across(words: Tensor, layout: WordLayout, rows: int, *, signed: bool) -> Tensor:
-    """Undo `packed_across`: return codes ``[rows, I]`` of words ``[I, ceil(rows / layout.codes)]``."""
+    """Undo `packed_across`: unpack words ``[I, ceil(rows / layout.codes)]`` to codes ``[rows, I]``."""
     codes = torch.empty(rows, len(words), dtype=torch.int8 if signed else torch.uint8, device=words.device)
     _unpack(words, codes.t(), layout, signed)
     return codes
 
 
 def _unpack(words: Tensor, codes: Tensor, layout: WordLayout, signed: bool) -> None:
-    """Fill ``codes``, a matrix of any strides, by unpacking each row of ``words``."""
+    """Unpack each row of ``words`` to a row of ``codes``, a matrix that may have any strides."""
     rows, count = codes.shape
     grid = (triton.cdiv(rows, TILE_ROWS) * triton.cdiv(count, TILE_WORDS * layout.codes),)
     with launching_on(words.device):

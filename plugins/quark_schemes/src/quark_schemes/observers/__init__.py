@@ -1,6 +1,6 @@
 """Observers, with one file for each family.
 
-This file has their base class, which refuses unsupported specs.
+This file has the base class of the observers. The base class refuses specs that an observer does not support.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ __all__ = ["ServingObserver"]
 class ServingObserver(Observer):
     """Base class of the observers in this package.
 
-    You can also use them alone, as in AMD Quark: create one from a spec, call it with tensors, and read the
-    scales.
+    You can also use an observer without a quantizer, as in AMD Quark: create it from a spec, call it with
+    tensors, and compute the scales.
 
     Args:
-        spec: The spec, as in `quark.numbers.Observer`. If ``granularity`` is not given, any supported spec.
-        granularity: The elements that share a range; None or a device means the spec's granularity.
+        spec: The quantization (see `quark.numbers.Observer`). If ``granularity`` is None or a device, the
+            spec must have a granularity that the observer supports.
+        granularity: Which elements share a range. With None or a device, the granularity of the spec.
 
     Attributes:
-        qschemes: The supported granularities. If empty, all are supported.
+        qschemes: The supported granularities; empty if the observer supports all granularities.
 
     Example:
         >>> from quark_schemes.observers.min_max import PerTensorMinMaxObserver
@@ -50,14 +51,14 @@ class ServingObserver(Observer):
         super().__init__(spec, granularity)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Observe a tensor, and return it."""
+        """Observe the tensor ``x``, and return it unchanged."""
         self.observe(x)
         return x
 
     forward = __call__
 
     def calculate_qparams(self, min_val: Tensor, max_val: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scales and zero points for ranges.
+        """Return the scales and zero points for the ranges from ``min_val`` to ``max_val``.
 
         The zero points are 0 if the format has no zero points.
         """
@@ -66,9 +67,9 @@ class ServingObserver(Observer):
         return qparams.scale, torch.zeros_like(qparams.scale, dtype=torch.int32) if zero is None else zero
 
     def _calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return the scales and zero points for the observed data.
+        """Return the scales and zero points for the data observed so far.
 
-        AMD Quark calls this method by this name.
+        The method has this name because AMD Quark calls it.
         """
         return self.calculate_qparams(*self.range())
 
@@ -86,5 +87,5 @@ class ServingObserver(Observer):
 
     @staticmethod
     def nothing_observed() -> CalibrationError:
-        """Return the error to raise if a range is requested before any data was observed."""
+        """Return the error for a range that is requested before the observer has observed data."""
         return CalibrationError("the observer has seen no data, so there is no range: run calibration data through the layer")

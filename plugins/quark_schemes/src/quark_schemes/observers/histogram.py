@@ -1,9 +1,10 @@
-"""Histograms that merge exactly, and the base of the observers that choose one range from a histogram.
+"""Histograms that can be merged exactly, and the base class of the observers that use a histogram.
 
-Bins on either side of 0 have the width ``2^k / BINS``. ``2^k`` is the smallest power of two above every
-observed magnitude. Zeros have a separate bin. When ``k`` grows, neighbouring bins merge pairwise, so that no
-bin is split. The counts therefore depend only on the data, not on the order of the data or on the batches.
-Merging two histograms gives exactly the same counts as filling one histogram with both data sets.
+A histogram has ``BINS`` bins on either side of 0, and a separate bin for zeros. The width of a bin is ``2^k /
+BINS``, and ``2^k`` is the smallest power of two above every observed magnitude. When ``k`` increases by 1,
+each two neighbouring bins become one, so that no bin is split. The counts therefore depend only on the data,
+not on the order of the data or on the batches. Merging two histograms gives exactly the same counts as
+filling one histogram with both data sets.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ _SMALLEST_EXPONENT = -100  # a smaller exponent would overflow the factor from v
 class Distribution:
     """The non-empty bins of a histogram, in ascending order.
 
-    The outer edges are clipped to the smallest and largest value.
+    The first bin begins at the smallest value, and the last bin ends at the largest value.
 
     Attributes:
         left, right: Edges of the bins, float64 ``[bins]``. The bin of zeros has width 0.
         counts: Number of values in each bin, int64 ``[bins]``.
-        low, high: Smallest and largest value. If the distribution is one of magnitudes and the values were on
-            both sides of 0, ``low`` is the left edge of the first bin.
+        low, high: Smallest and largest value. In a distribution of magnitudes, ``low`` may be smaller than
+            the smallest magnitude: it is the left edge of the first bin if there are values on both sides of
+            0.
     """
 
     left: Tensor
@@ -55,36 +57,37 @@ class Distribution:
 
     @property
     def centres(self) -> Tensor:
-        """Centre of each bin, float64 ``[bins]``."""
+        """The centres of the bins, float64 ``[bins]``."""
         return (self.left + self.right) / 2
 
     @property
     def row(self) -> Tensor:
-        """Centres of the bins as one row of values, float32 ``[1, bins]``."""
+        """The centres of the bins as one row of a matrix, float32 ``[1, bins]``."""
         return self.centres.float().unsqueeze(0)
 
     @property
     def weights(self) -> Tensor:
-        """Weights of the values of `row`, which are the counts of the bins, float64 ``[bins]``."""
+        """The counts of the bins as float64 ``[bins]``. They are the weights of the values in `row`."""
         return self.counts.double()
 
     def full_range(self) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest value, float32 ``[1]``."""
+        """Return the smallest and the largest value, each as float32 ``[1]``."""
         low, high = torch.tensor([[self.low], [self.high]], dtype=torch.float32, device=self.counts.device)
         return low, high
 
     def quantile(self, fraction: float) -> float:
-        """Return the quantile ``fraction`` (0 to 1).
+        """Return the quantile at ``fraction``, a number from 0 to 1.
 
-        It differs from ``torch.quantile`` by at most a bin's width. The result is interpolated between
-        neighbouring values, as in torch, and the position of a value in its bin is interpolated too.
+        The quantile is interpolated between two neighbouring values, as in ``torch.quantile``. The values
+        themselves are interpolated within bins, so the result differs from torch's by at most the width of a
+        bin.
         """
         rank = fraction * (int(self.counts.sum()) - 1)
         below = math.floor(rank)
         return self._ranked(below) * (1 - (rank - below)) + self._ranked(math.ceil(rank)) * (rank - below)
 
     def _ranked(self, rank: int) -> float:
-        """Return the value at index ``rank`` if all values were sorted in ascending order."""
+        """Return the value that would be at index ``rank`` if all values were sorted in ascending order."""
         until = self.counts.cumsum(0)
         if rank in (0, int(until[-1]) - 1):
             return self.high if rank else self.low
@@ -96,11 +99,12 @@ class Distribution:
 
 
 class Histogram:
-    """Counts of values in bins, and the exact smallest and largest value.
+    """The counts of values in bins, and the exact smallest and largest value.
 
     Attributes:
-        low, high: Smallest and largest value, float32 ``[]`` on the CPU; None before the first value. They
-            become NaN or Inf if a tensor has such values, and the values of that tensor are not counted.
+        low, high: Smallest and largest value, float32 ``[]`` on the CPU; None before the first value. If a
+            tensor has NaN or Inf, ``low`` or ``high`` becomes NaN or Inf, and the values of the tensor are
+            not counted.
     """
 
     def __init__(self) -> None:
@@ -111,7 +115,7 @@ class Histogram:
 
     @property
     def device(self) -> torch.device:
-        """Device of the counts and of the observed data."""
+        """The device of the counts and of the observed data."""
         return torch.device("cpu") if self._counts is None else self._counts.device
 
     @property
@@ -147,7 +151,10 @@ class Histogram:
             counts += _rebinned(other._counts, self._exponent - other._exponent).to(counts.device)
 
     def distribution(self, *, magnitudes: bool = False) -> Distribution:
-        """Return the distribution of the observed values, or of their magnitudes; requires `is_finite`."""
+        """Return the distribution of the observed values, or of the magnitudes of the values.
+
+        This requires that `is_finite` is true.
+        """
         assert self.low is not None
         assert self.high is not None
         assert self._counts is not None
@@ -171,9 +178,9 @@ class Histogram:
         self.high = high if self.high is None else torch.maximum(self.high, high)
 
     def _grown(self, exponent: int, device: torch.device) -> Tensor:
-        """Return the counts, in bins wide enough for magnitudes below ``2^exponent``.
+        """Widen the bins until they cover all magnitudes below ``2^exponent``, and return the counts.
 
-        The caller adds to the returned counts in place.
+        The caller adds new counts to the returned tensor in place.
         """
         if self._counts is None:
             self._counts = torch.zeros(2 * BINS + 1, dtype=torch.int64, device=device)
@@ -184,7 +191,7 @@ class Histogram:
 
 
 def _exponent_above(magnitude: float) -> int:
-    """Return the smallest ``k`` with ``magnitude < 2^k``, but at least `_SMALLEST_EXPONENT`."""
+    """Return the smallest integer ``k`` with ``magnitude < 2^k``, but at least `_SMALLEST_EXPONENT`."""
     return max(math.frexp(magnitude)[1], _SMALLEST_EXPONENT) if magnitude else _SMALLEST_EXPONENT
 
 
@@ -199,7 +206,10 @@ def _rebinned(counts: Tensor, doublings: int) -> Tensor:
 
 
 class HistogramObserver(ServingObserver):
-    """Base of the observers that fill a histogram and choose the range from it. Merging is exact."""
+    """Base of the observers that fill a histogram and choose the range from the histogram.
+
+    If two observers are merged, the result is the same as if one observer had observed all data.
+    """
 
     qschemes = (QSchemeType.per_tensor,)
 
@@ -230,7 +240,7 @@ class HistogramObserver(ServingObserver):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether ranges are symmetric about 0.
+        """Whether the range is symmetric about 0.
 
         This is also true for formats without a zero point, even if ``symmetric`` is None in the spec.
         """
@@ -238,9 +248,9 @@ class HistogramObserver(ServingObserver):
 
     @abstractmethod
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
-        """Return the low and the high end of the range, one value each.
+        """Return the low end and the high end of the range that this class chooses from a histogram.
 
-        The observer calls this only if it has observed values and all of them are finite.
+        This method is called only if the histogram has values and all of them are finite.
         """
 
 

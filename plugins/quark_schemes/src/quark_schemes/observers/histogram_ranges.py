@@ -1,6 +1,6 @@
-"""Histogram observers that narrow the range from both ends until the expected squared error is smallest.
+"""Histogram observers that choose the range with the smallest expected squared error.
 
-The ends of a range are edges of bins.
+A range may clip values at both ends. The ends of a range are edges of bins.
 
 The loss is that of PyTorch's ``HistogramObserver``: the squared distance to the range for clipped values, and
 the squared rounding error for all other values.
@@ -34,11 +34,11 @@ _COARSE = 256
 
 
 class PerTensorHistogramObserver(HistogramObserver):
-    """One range per tensor. The candidates are the narrowest ranges for each of `CLIPPED_SHARES`.
+    """Chooses one range per tensor, from one candidate for each share in `CLIPPED_SHARES`.
 
-    The observer chooses the candidate with the smallest squared error in the number format of the spec. The
-    narrowest range for a share is the shortest range between bin edges that clips at most that share of the
-    values. Symmetric ranges clip the largest magnitudes.
+    The candidate for a share is the narrowest range between bin edges that clips at most this share of the
+    values. The observer chooses the candidate with the smallest squared error in the number format of the
+    spec. If ranges are symmetric, the values with the largest magnitudes are clipped.
     """
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
@@ -48,7 +48,7 @@ class PerTensorHistogramObserver(HistogramObserver):
         return best_range(values.row, candidates, self.spec, values.weights)
 
     def _narrowest(self, histogram: Histogram) -> tuple[Tensor, Tensor]:
-        """Return the low and the high ends of the narrowest range for each share, float64 ``[shares]``."""
+        """Return the low ends and the high ends of the narrowest ranges, each as float64 ``[shares]``."""
         values = histogram.distribution(magnitudes=self.is_symmetric)
         until = values.counts.cumsum(0)
         total = int(until[-1])
@@ -65,13 +65,14 @@ class PerTensorHistogramObserver(HistogramObserver):
 
 
 class PerTensorHistogramObserverPro(HistogramObserver):
-    """One range per tensor: the pair of start and end bin with the smallest expected squared error.
+    """Chooses one range per tensor: the two bin edges with the smallest expected squared error.
 
     The observer supports only integers, because their steps are uniform.
 
-    The error of a clipped value is its squared distance to the range. The error of any other value is ``step²
-    / 12``, but zeros have no error if the format represents 0. Pairs are compared in two rounds: first 256
-    starts with 256 ends, then all pairs near the best pair.
+    The error of a clipped value is the squared distance between the value and the range. The error of any
+    other value is ``step² / 12``, but zeros have no error if the format represents 0. The observer compares
+    pairs of edges in two rounds: first, all pairs of 256 low ends and 256 high ends, then all pairs near the
+    best of these pairs.
     """
 
     @classmethod
@@ -102,7 +103,8 @@ class ExpectedError:
     """Computes the expected squared error of quantizing a distribution, for many ranges at once.
 
     Args:
-        values: The distribution. The caller removes zeros if the format represents 0.
+        values: The distribution. If the format represents 0, it must not contain zeros, because zeros have no
+            error.
         steps: Number of quantization steps in a range.
     """
 
@@ -114,7 +116,10 @@ class ExpectedError:
         self._below = torch.nn.functional.pad(moments.cumsum(1), (1, 0))
 
     def __call__(self, starts: Tensor, ends: Tensor) -> Tensor:
-        """Return the errors of all ranges, float64 ``[starts, ends]``; infinite if start > end."""
+        """Return the error of the range between each start and each end, float64 ``[starts, ends]``.
+
+        The error is infinite if start > end.
+        """
         starts, ends = starts.contiguous(), ends.contiguous()
         under = self._below[:, torch.searchsorted(self._centres, starts)]
         over = self._below[:, -1:] - self._below[:, torch.searchsorted(self._centres, ends, right=True)]
@@ -125,18 +130,19 @@ class ExpectedError:
 
 
 def _clipping_error(moments: Tensor, end: Tensor) -> Tensor:
-    """Return Σ (value − end)² of clipped values.
+    """Return the sum of ``(value − end)²`` over the values that are clipped to ``end``.
 
-    ``moments`` are the number, the sum and the sum of squares of these values.
+    ``moments`` are the number of these values, their sum, and the sum of their squares.
     """
     number, total, squares = moments
     return (squares - 2 * end * total + end.square() * number).clamp_(min=0)
 
 
 def _least(cost: ExpectedError, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the start and the end with the smallest error.
+    """Return the start and the end of the range with the smallest error.
 
-    ``starts`` and ``ends`` are sorted. If there are many, the function searches in two rounds.
+    ``starts`` and ``ends`` are sorted from the widest range to the narrowest. If there are many, the function
+    searches in two rounds.
     """
     strides = [max(1, -(-len(edges) // _COARSE)) for edges in (starts, ends)]
     coarse = cost(starts[:: strides[0]], ends[:: strides[1]])

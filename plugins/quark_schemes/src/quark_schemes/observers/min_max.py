@@ -1,6 +1,7 @@
-"""Min-max observers, which use the smallest and the largest value, and an observer that observes nothing.
+"""Observers whose range goes from the smallest to the largest value, and an observer without a range.
 
-The min-max classes differ only in the granularities they accept. Source: the observers of AMD Quark 0.13.
+The min-max classes differ only in the granularities that they accept. Source: the observers of AMD Quark
+0.13.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
 class MinMaxObserver(ServingObserver):
     """Records the smallest and the largest value of each set of elements that share a scale.
 
-    It supports every granularity.
+    This observer supports every granularity.
     """
 
     is_extremes = True
@@ -67,14 +68,13 @@ class MinMaxObserver(ServingObserver):
 
 
 def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value of each row, ``[rows, elements] → [rows]``, float32.
+    """Return the smallest and the largest value of each row of a matrix, each as float32 ``[rows]``.
 
-    If ``symmetric``, return minus the largest magnitude and the largest magnitude instead.
+    If ``symmetric`` is true, return ``-m`` and ``m`` instead, with the largest magnitude ``m`` of the row.
 
     On CPUs, two reductions are much faster than one fused reduction, and reductions in 32 bits are faster
-    than in 16 bits. The function therefore converts tiles while they are in the cache. Magnitudes are
-    compared as integers, which is faster still: positive floats have the same order as their bits, and NaN
-    comes last.
+    than in 16 bits. The function therefore converts the rows in tiles that fit the cache. It compares the
+    bits of magnitudes as integers, which is even faster. The order is the same as for floats, with NaN last.
     """
     low, high = (torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device) for _ in range(2))
     step = max(1, TILE_ELEMENTS // rows.shape[1])
@@ -94,56 +94,56 @@ def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
 
 
 class PerTensorMinMaxObserver(MinMaxObserver):
-    """One range per tensor."""
+    """Records the smallest and the largest value of a tensor."""
 
     qschemes = (QSchemeType.per_tensor,)
 
 
 class PerChannelMinMaxObserver(MinMaxObserver):
-    """One range per channel, or per token."""
+    """Records the smallest and the largest value of each channel or token."""
 
     qschemes = (QSchemeType.per_channel,)
 
 
 class PerGroupMinMaxObserver(MinMaxObserver):
-    """One range per group."""
+    """Records the smallest and the largest value of each group."""
 
     qschemes = (QSchemeType.per_group,)
 
 
 class PerBlockMXObserver(MinMaxObserver):
-    """One range per block of an MX format."""
+    """Records the smallest and the largest value of each block of an MX format."""
 
     qschemes = (QSchemeType.per_group,)
 
 
 class PerBlockMXBufferReuseObserver(PerBlockMXObserver):
-    """`PerBlockMXObserver` under the name of AMD Quark's memory-saving variant.
+    """The same observer as `PerBlockMXObserver`, under another name of AMD Quark.
 
-    Here both use the same memory.
+    In AMD Quark, the observer of this name saves memory. Here, both observers use the same memory.
     """
 
 
 class PerBlockMXDiffsObserver(PerBlockMXObserver):
-    """`PerBlockMXObserver` under another name of AMD Quark.
+    """The same observer as `PerBlockMXObserver`, under another name of AMD Quark.
 
-    The observer does not search the exponent. The ``scale_calculation_mode`` of the spec sets it, as in
-    runtimes.
+    In AMD Quark, the observer of this name searches for the exponent. Here, the ``scale_calculation_mode`` of
+    the spec determines the exponent, as in runtimes.
     """
 
 
 class PerBlockBFPObserver(PerBlockMXObserver):
-    """One range per block of a block floating-point format."""
+    """Records the smallest and the largest value of each block of a block floating-point format."""
 
 
 class PerBlock2DMinMaxObserver(MinMaxObserver):
-    """One range per two-dimensional block."""
+    """Records the smallest and the largest value of each two-dimensional block."""
 
     qschemes = (QSchemeType.per_block,)
 
 
 class PlaceholderObserver(ServingObserver):
-    """Observer of formats that only cast, which need no range. It observes nothing."""
+    """Observer for float16 and bfloat16. They need no range, so the observer does nothing."""
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:

@@ -1,12 +1,13 @@
-"""MSE observers, which search the range with the smallest squared error of rounding and clipping.
+"""Observers that search for the range with the smallest squared error of rounding and clipping.
 
-The search shrinks the full range. A smaller range has finer steps but clips more values. The functions work
-on rows ``[rows, elements]`` with one range per row: the rows of a weight, or one row of histogram bins with
-counts.
+The search shrinks the full range. A smaller range has finer steps but clips more values. The functions take
+rows ``[rows, elements]``, and find a range for each row. The rows are those of a weight, or there is one row
+with the centres of histogram bins.
 
-For one range per tensor, the error is computed at the centres of the histogram's bins. Its root mean square
-differs from that of the data by at most half a bin's width, because the distance to the nearest value of a
-format changes no faster than the value itself. For channels and groups, the error is computed on the data.
+If a tensor has one range, the error is computed for the centres of the histogram's bins. The root mean square
+of this error differs from that of the data by at most half the width of a bin, because the distance to the
+nearest value of a format changes no faster than the value itself. If channels or groups have ranges, the
+error is computed for the data.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ Range = tuple[Tensor, Tensor]
 
 
 def has_real_zero_point(spec: QTensorConfig) -> bool:
-    """Return whether zero points are real numbers, so that ranges need not contain 0."""
+    """Return whether zero points are floating-point numbers, so that ranges need not contain 0."""
     return spec.symmetric is False and spec.zero_point_type is ZeroPointType.float32
 
 
 def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, weights: Tensor | None = None) -> Tensor:
-    """Return the root of the summed squared error of quantizing each row with its range, float64 ``[rows]``.
+    """Return √(sum of squared errors) for each row, quantized with the range of the row, float64 ``[rows]``.
 
     Args:
         values: The values to quantize, float32 ``[rows, elements]``.
@@ -74,7 +75,7 @@ def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, 
 def best_range(values: Tensor, candidates: Iterable[Range], spec: QTensorConfig, weights: Tensor | None = None) -> Range:
     """Return the candidate with the smallest error for each row.
 
-    If several candidates have the same error, the first is returned, so pass wide ranges first.
+    If several candidates have the same error, the first of them is returned. Pass wide ranges first.
     """
     remaining = iter(candidates)
     low, high = next(remaining)
@@ -92,17 +93,17 @@ def shrunk_range(
 ) -> Range:
     """Shrink the full range of each row by each of ``factors``, and return the range with the smallest error.
 
-    A symmetric range has one factor. For asymmetric ranges, the function first searches a common factor for
-    both ends, then a factor for the low end, then a factor for the high end. Ends shrink towards 0. If the
-    range need not contain 0, they shrink towards the row's median.
+    For a symmetric range, the function finds one factor. For an asymmetric range, it first finds a common
+    factor for both ends, then a factor for the low end, then a factor for the high end. Ends shrink towards
+    0, or towards the row's median if the range need not contain 0.
 
     Args:
         values: The values to quantize, float32 ``[rows, elements]``.
         low, high: The ends of the full ranges, float32 ``[rows]``.
         spec: The quantization.
-        factors: Factors in descending order. The first is 1.
-        weights: Weight of each element in the error, float64 ``[elements]``; allowed only with one row. None
-            means weights of 1.
+        factors: Factors in descending order. The first factor is 1.
+        weights: Weight of each element in the error, float64 ``[elements]``. None means weights of 1. Weights
+            are allowed only with one row.
     """
     if spec.symmetric is not False:
         amax = torch.maximum(-low, high)
@@ -119,7 +120,7 @@ def shrunk_range(
 
 
 def _shrunk(end: Tensor, centre: Tensor, factors: Sequence[float]) -> list[Tensor]:
-    """Return one end of the range shrunk by each factor."""
+    """Return the end ``end`` of the ranges, moved towards ``centre`` by each of ``factors``."""
     # For factor 1, return the end unchanged, since the formula could change its last bit.
     return [end if factor == 1 else centre + (end - centre) * factor for factor in factors]
 
@@ -132,12 +133,13 @@ def _medians(values: Tensor, weights: Tensor | None) -> Tensor:
 
 
 class RowSearchObserver(ServingObserver):
-    """Base of the observers that search one range per row as soon as they observe a tensor.
+    """Base of the observers that find the range of each row as soon as they observe a tensor.
 
     The observer does not store the tensor, so it can observe only one tensor.
 
-    A histogram per row could merge several tensors, but would be larger than the weight. Dynamic activations
-    work too, since each of them gets a new observer. Merging with an observer without data is exact.
+    With a histogram for each row, the observer could observe several tensors, but the histograms would be
+    larger than the weight. The observer supports dynamic activations, because each activation gets a new
+    observer. It can be merged with an observer that has no data.
     """
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity | torch.device | str | None = None) -> None:
@@ -145,10 +147,10 @@ class RowSearchObserver(ServingObserver):
         self._range: Range | None = None
 
     def observe(self, x: Tensor) -> None:
-        """Search the ranges.
+        """Find the ranges of the tensor ``x``.
 
         Raises:
-            CalibrationError: A tensor was observed before.
+            CalibrationError: The observer has already observed a tensor.
         """
         if x.numel() == 0:
             return
@@ -170,10 +172,10 @@ class RowSearchObserver(ServingObserver):
         return self._range
 
     def merge(self, other: Observer) -> None:
-        """Use the ranges of the other observer if it has observed a tensor.
+        """Take the ranges from ``other`` if ``other`` has observed a tensor.
 
         Raises:
-            CalibrationError: Both have observed a tensor.
+            CalibrationError: Both observers have observed a tensor.
         """
         ranges = self.of_same_kind(other)._range
         if self._range is not None and ranges is not None:
@@ -188,10 +190,10 @@ class RowSearchObserver(ServingObserver):
 
     @abstractmethod
     def _search(self, rows: Tensor, low: Tensor, high: Tensor) -> Range:
-        """Return the range of each row of ``[rows, elements]``, float32.
+        """Return the low end and the high end of the range for each of ``rows``, float32 ``[rows]``.
 
-        ``low`` and ``high`` are the smallest and the largest value of each row. Ends that are NaN or Inf
-        stay.
+        ``low`` and ``high`` are the smallest and the largest value of each row. If one of these is NaN or
+        Inf, the method returns it as the end of the range.
         """
 
 
@@ -207,7 +209,7 @@ ROW_FACTORS = TENSOR_FACTORS[: 3 * _STEPS_TO_HALF + 1]
 
 
 class PerTensorMSEObserver(HistogramObserver):
-    """One range per tensor, with the smallest squared error in the spec's own format.
+    """Finds the range of a tensor that gives the smallest squared error in the format of the spec.
 
     `shrunk_range` describes the candidates.
     """
@@ -223,12 +225,12 @@ class _RowMSEObserver(RowSearchObserver):
 
 
 class PerChannelMSEObserver(_RowMSEObserver):
-    """One range per channel of a weight, with the smallest squared error."""
+    """Finds, for each channel of a weight, the range that gives the smallest squared error."""
 
     qschemes = (QSchemeType.per_channel,)
 
 
 class PerGroupMSEObserver(_RowMSEObserver):
-    """One range per group of a weight, with the smallest squared error."""
+    """Finds, for each group of a weight, the range that gives the smallest squared error."""
 
     qschemes = (QSchemeType.per_group,)

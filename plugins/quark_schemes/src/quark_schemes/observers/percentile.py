@@ -1,4 +1,4 @@
-"""The percentile observer: a range that leaves out a share of the values."""
+"""The percentile observer, whose range leaves out a share of the values."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["PerTensorPercentileObserver"]
 
 
 class PerTensorPercentileObserver(HistogramObserver):
-    """One range per tensor, from percentiles of the values.
+    """Computes one range per tensor from percentiles of the values.
 
-    A symmetric range is ``(-t, t)``; ``t`` is the percentile ``percentile`` of the magnitudes. An asymmetric
-    range goes from the percentile ``100 - percentile`` of the values to the percentile ``percentile``, so
-    both sides may be clipped. Zeros are values like any other. The default of the option ``percentile`` is
-    AMD Quark's; that percentile is close to the largest value.
+    A symmetric range is ``(-t, t)``, with the percentile ``t`` of the magnitudes. An asymmetric range goes
+    from the percentile ``100 - percentile`` of the values to the percentile ``percentile``, so values may be
+    clipped on both sides. Zeros count like other values. The option ``percentile`` has the same default as in
+    AMD Quark, and this percentile is close to the largest value.
 
     Attributes:
-        percentile: Percentile above 0 and up to 100; at least 50 for asymmetric ranges.
+        percentile: A number above 0 and at most 100. For asymmetric ranges, it must be at least 50.
     """
 
     options = ("percentile",)

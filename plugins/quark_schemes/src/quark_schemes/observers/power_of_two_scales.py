@@ -1,10 +1,11 @@
-"""Observers whose scales are powers of two for every scale type.
+"""Observers for scales that are powers of two, with every scale type.
 
-They choose ranges for which the scale is exactly a power of two.
+The observers choose ranges for which the scale is exactly a power of two.
 
-The min-max observers use the power of two nearest to the min-max scale, as in AMD Quark, so they may clip.
-The min-MSE observers also try two larger and two smaller powers of two. Source: AMD Quark 0.13's observers of
-the same names, for the choice of exponents.
+The min-max scale is the scale for the range from the smallest to the largest value. The min-max observers use
+the power of two nearest to the min-max scale, as in AMD Quark. This power may be smaller, so that values are
+clipped. The min-MSE observers also try the next two larger and the next two smaller powers of two. Source:
+the choice of exponents in AMD Quark 0.13, by observers of the same names.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LARGEST = float(torch.finfo(torch.float32).max)
 
 
 class _PowOf2Observer(ServingObserver):
-    """Base of these observers. It refuses specs for which no range yields a power of two as the scale.
+    """Base of these observers. It refuses specs with which no range gives a power of two as the scale.
 
     Attributes:
         centred: Whether the zero point is always the middle code. AMD Quark does this for symmetric specs of
@@ -59,9 +60,12 @@ class _PowOf2Observer(ServingObserver):
 
 
 class _Powers:
-    """Computes ranges whose scales are powers of two near the min-max scale. Ranges may have any shape.
+    """Computes ranges whose scales are powers of two near the min-max scale.
 
-    Asymmetric ranges have the same zero point as the min-max range, so that both ends change in proportion.
+    The tensors ``low`` and ``high`` may have any shape.
+
+    An asymmetric range has the same zero point as the range from ``low`` to ``high``, so both ends change by
+    the same factor.
     """
 
     def __init__(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> None:
@@ -93,7 +97,7 @@ class _Powers:
 
 
 def _where_finite(best: Range, low: Tensor, high: Tensor) -> Range:
-    """Return the ranges of ``best``, or ``low`` and ``high`` for rows in which one of these is not finite."""
+    """Return the ranges ``best``, but ``low`` and ``high`` in rows in which one of these is not finite."""
     finite = torch.isfinite(low) & torch.isfinite(high)
     return torch.where(finite, best[0], low), torch.where(finite, best[1], high)
 
@@ -107,13 +111,13 @@ class _PowOf2MinMaxObserver(_PowOf2Observer, MinMaxObserver):
 
 
 class PerTensorPowOf2MinMaxObserver(_PowOf2MinMaxObserver):
-    """One range per tensor; its scale is the power of two nearest to the min-max scale."""
+    """Chooses the range of a tensor whose scale is the power of two nearest to the min-max scale."""
 
     qschemes = (QSchemeType.per_tensor,)
 
 
 class PerChannelPowOf2MinMaxObserver(_PowOf2MinMaxObserver):
-    """One range per channel; its scale is the power of two nearest to the min-max scale."""
+    """Chooses the range of each channel whose scale is the power of two nearest to the min-max scale."""
 
     qschemes = (QSchemeType.per_channel,)
 
@@ -124,9 +128,9 @@ def _of_least_error(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConf
 
 
 class PerTensorPowOf2MinMSEObserver(_PowOf2Observer, HistogramObserver):
-    """One range per tensor.
+    """Chooses the range of a tensor by the squared error.
 
-    Its scale is the best of five powers of two around the min-max scale by squared error.
+    The candidates are ranges whose scales are the five powers of two nearest to the min-max scale.
     """
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
@@ -135,9 +139,9 @@ class PerTensorPowOf2MinMSEObserver(_PowOf2Observer, HistogramObserver):
 
 
 class PerChannelPowOf2MinMSEObserver(_PowOf2Observer, RowSearchObserver):
-    """One range per channel of a weight.
+    """Chooses the range of each channel of a weight by the squared error.
 
-    Its scale is the best of five powers of two around the min-max scale by squared error.
+    The candidates are ranges whose scales are the five powers of two nearest to the min-max scale.
     """
 
     qschemes = (QSchemeType.per_channel,)

@@ -1,4 +1,4 @@
-"""The ``*Spec`` helpers of AMD Quark's public API, one file for each family of formats.
+"""The ``*Spec`` helpers of AMD Quark's public API, with one file for each family of formats.
 
-Each helper builds a `QTensorConfig` from the few settings that vary. This package imports no torch.
+Each helper builds a `QTensorConfig` from a few settings. This package does not import torch.
 """

@@ -1,4 +1,4 @@
-"""``*Spec`` helpers of the FP8 formats and of the 16-bit floats. The 16-bit formats only cast."""
+"""``*Spec`` helpers of the FP8 formats, and of casts to 16-bit floats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 @attrs.define
 class _E4M3Like(SingleLevelSpec):
-    """Base of the FP8 helpers with one scale: symmetric, rounded half to even, without options."""
+    """Base of FP8 helpers with one scale per tensor. Their specs are symmetric and round half to even."""
 
     fixed = {"qscheme": QSchemeType.per_tensor, "symmetric": True, "round_method": RoundType.half_even}
     observer_method: str | None = "min_max"
@@ -44,7 +44,7 @@ class FP8E4M3PerTensorSpec(_E4M3Like):
 class FP8E5M3PerTensorSpec(_E4M3Like):
     """Unsigned FP8 E5M3 with one scale per tensor.
 
-    It is a format for the scales of two-level quantization.
+    This format is only for scales, as the second stage of a ``ScaleQuantSpec``.
     """
 
     dtype = Dtype.fp8_e5m3
@@ -91,7 +91,7 @@ class FP8E5M2PerChannelSpec(_PerChannel):
 
 @attrs.define
 class PerGroupFloatSpec(SingleLevelSpec):
-    """Small floats with a scale for each group; base of the FP8, FP6 and FP4 helpers."""
+    """Small floats with a scale for each group. This is the base of the FP8, FP6 and FP4 helpers."""
 
     fixed = {"qscheme": QSchemeType.per_group, "observer_cls": "PerBlockMXObserver", "round_method": RoundType.half_even}
     ch_axis: int | None = None

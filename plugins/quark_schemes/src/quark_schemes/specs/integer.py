@@ -1,6 +1,6 @@
 """``*Spec`` helpers of the integer formats.
 
-The helpers share a few sets of fields; each has AMD Quark's defaults.
+A helper has the same fields, in the same order and with the same defaults, as the helper of AMD Quark.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SYMMETRIC = attrs.Factory(lambda self: self.symmetric_by_default, takes_self=Tr
 class _Integer(SingleLevelSpec):
     """Base of all helpers of integer formats.
 
-    The base classes below define the fields, in the order of AMD Quark.
+    The subclasses define the fields, in the same order as in AMD Quark.
     """
 
     symmetric_by_default: ClassVar[bool]
@@ -85,9 +85,9 @@ class _PerGroup(_Integer):
 
 @attrs.define
 class _FourBitPerGroup(_Integer):
-    """Base of the 4-bit helpers with a scale per group. ``is_dynamic`` comes before the options of the scale.
+    """Base of the 4-bit helpers with a scale for each group.
 
-    AMD Quark's signatures of these two helpers have this order.
+    In these helpers, ``is_dynamic`` comes before ``scale_type`` and ``round_method``, as in AMD Quark.
     """
 
     fixed = _PerGroup.fixed

@@ -1,4 +1,4 @@
-"""``*Spec`` helpers of formats with scales for blocks: FP4, FP6, OCP Microscaling, block floating point."""
+"""``*Spec`` helpers of formats with a scale per block: FP4, FP6, OCP Microscaling, block floating point."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FP6E3M2PerGroupSpec(PerGroupFloatSpec):
 
 @attrs.define
 class AmdFP4Spec(SingleLevelSpec):
-    """FP4 E2M1 with an unsigned E5M3 scale for each group of 16 or 32."""
+    """FP4 E2M1 with an unsigned E5M3 scale for each group of 16 or 32 elements."""
 
     dtype = Dtype.fp4
     fixed = {
@@ -70,13 +70,13 @@ class AmdFP4Spec(SingleLevelSpec):
 
     def to_quantization_spec(self) -> QTensorConfig:
         if self.group_size not in _AMD_GROUPS:
-            raise ConfigError(f"AmdFP4Spec has groups of 16 or 32, not {self.group_size}")
+            raise ConfigError(f"AmdFP4Spec has groups of 16 or 32 elements, not of {self.group_size}")
         return super().to_quantization_spec()
 
 
 @attrs.define
 class OCP_MXSpec(SingleLevelSpec):  # noqa: N801 - AMD Quark's name
-    """Base of the OCP Microscaling helpers: groups of 32 that share a power of two."""
+    """Base of the OCP Microscaling helpers. Each 32 elements share a scale that is a power of two."""
 
     OCP_block_size: ClassVar[int] = 32
     fixed = {
@@ -117,20 +117,20 @@ class OCP_MXFP6E2M3Spec(OCP_MXSpec):  # noqa: N801
 
 
 class OCP_MXFP4Spec(OCP_MXSpec):  # noqa: N801
-    """MXFP4: FP4 E2M1 elements, of which 32 share a power of two."""
+    """MXFP4 with FP4 (E2M1) elements."""
 
     dtype = Dtype.fp4
 
 
 class OCP_MXINT8Spec(OCP_MXSpec):  # noqa: N801
-    """MXINT8. The spec has the format ``mx`` and names INT8 as the element format."""
+    """MXINT8, as a spec with the format ``mx`` and the element format INT8."""
 
     dtype, fixed = Dtype.mx, OCP_MXSpec.fixed | {"mx_element_dtype": Dtype.int8}
 
 
 @attrs.define
 class OCP_MXFP4DiffsSpec(SingleLevelSpec):  # noqa: N801
-    """MXFP4 under the name of AMD Quark's differentiable variant. It is static by default."""
+    """MXFP4 under the name of AMD Quark's differentiable variant. The spec is static by default."""
 
     ch_axis: int | None = None
     is_dynamic: bool | None = False
@@ -158,20 +158,20 @@ class _Microexponent(SingleLevelSpec):
 
 
 class MX6Spec(_Microexponent):
-    """MX6: shared microexponents, with six bits per element."""
+    """MX6, a format with shared microexponents and six bits per element."""
 
     dtype = Dtype.mx6
 
 
 class MX9Spec(_Microexponent):
-    """MX9: shared microexponents, with nine bits per element."""
+    """MX9, a format with shared microexponents and nine bits per element."""
 
     dtype = Dtype.mx9
 
 
 @attrs.define
 class BFP16Spec(SingleLevelSpec):
-    """BFP16: eight mantissas of eight bits share an exponent of eight bits."""
+    """BFP16, a format in which eight mantissas of eight bits share an exponent of eight bits."""
 
     ch_axis: int | None = None
     scale_calculation_mode: str | None = "even"

@@ -1,6 +1,6 @@
-"""Bases of the ``*Spec`` helpers: option strings, and helpers with one or two levels.
+"""Base classes of the ``*Spec`` helpers with one or two levels, and the strings that their options accept.
 
-Option strings are the same as in AMD Quark's public API; enum members are accepted too.
+The strings are the same as in AMD Quark's public API. Options also accept members of enumerations.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _CHOICES: dict[str, Mapping[str, Any]] = {
 
 
 def _choice(option: str, value: Any, choices: Mapping[str, Any]) -> Any:
-    """Return the value of an option string. Return None and members of the enumeration unchanged.
+    """Return the enumeration member for an option string. Return None and members unchanged.
 
     Raises:
-        ConfigError: ``value`` is neither a known option string nor one of these. It is also a ValueError.
+        ConfigError: (a ValueError) ``value`` is not None, not a member, and not a known string.
     """
     if value is None or (isinstance(value, Enum) and value in choices.values()):
         return value
@@ -62,26 +62,26 @@ class DataTypeSpec:
     """Base of all ``*Spec`` helpers."""
 
     def to_quantization_spec(self) -> QTensorConfig | list[QTensorConfig]:
-        """Return the quantization of a tensor, or a list of its levels."""
+        """Return the quantization of a tensor, as one configuration or as a list with one for each level."""
         raise TypeError(f"{type(self).__name__} cannot build a configuration: use one of its subclasses")
 
 
 class SingleLevelSpec(DataTypeSpec):
     """Base of the helpers that describe one level of quantization.
 
-    The fields have the names of the settings of `QTensorConfig`, except that ``observer_method`` sets
+    A field sets the field of the same name in `QTensorConfig`, except that ``observer_method`` sets
     ``observer_cls``.
 
     Attributes:
         dtype: The number format.
-        fixed: Settings that all objects of a class share.
+        fixed: Settings that are the same for all objects of a class.
     """
 
     dtype: ClassVar[Dtype]
     fixed: ClassVar[Mapping[str, Any]] = {}
 
     def to_quantization_spec(self) -> QTensorConfig:
-        """Return the quantization of a tensor."""
+        """Return the quantization of a tensor, as one configuration."""
         if not hasattr(self, "dtype"):
             raise TypeError(f"{type(self).__name__} cannot build a configuration: use one of its subclasses")
         settings = attrs.asdict(self, recurse=False)
@@ -102,7 +102,7 @@ def _level(value: SingleLevelSpec | QTensorConfig) -> QTensorConfig:
 
 @attrs.define
 class ProgressiveSpec(DataTypeSpec):
-    """Quantizes a tensor with ``first_stage``, then quantizes the resulting codes with ``second_stage``."""
+    """Quantization in two stages: ``first_stage`` rounds a tensor, and ``second_stage`` rounds the codes."""
 
     first_stage: SingleLevelSpec | QTensorConfig
     second_stage: SingleLevelSpec | QTensorConfig
@@ -113,7 +113,7 @@ class ProgressiveSpec(DataTypeSpec):
 
 @attrs.define
 class ScaleQuantSpec(DataTypeSpec):
-    """Quantizes a tensor with ``first_stage``, and the scales of the tensor with ``second_stage``."""
+    """Quantization with rounded scales: ``first_stage`` rounds a tensor, and ``second_stage`` the scales."""
 
     first_stage: SingleLevelSpec | QTensorConfig
     second_stage: SingleLevelSpec | QTensorConfig
