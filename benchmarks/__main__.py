@@ -1,4 +1,4 @@
-"""Run the benchmarks, compare their figures with their bars, and add the figures to a file of results.
+"""Run the benchmarks, check whether each figure meets its bar, and add the figures to a file of results.
 
     python -m benchmarks [--results docs/data/benchmarks.json] [--only startup,formats] [--model MODEL]
                          [--text TEXT_DIR] [--amd-quark PYTHON] [--llm-compressor PYTHON]
@@ -8,26 +8,27 @@ benchmark   needs      measures
 ==========  =========  ===================================================================================
 startup                time to list every scheme, and to import ``quark.torch``
 formats                time of each number format's operations; fake-quantize also in AMD Quark (--amd-quark)
-kernels     a GPU      time of rounding, encoding and packing kernels ÷ a copy on the GPU; the column loop
-layers                 peak memory from disk to disk, by number of layers
+kernels     a GPU      time of rounding, encoding and packing kernels ÷ a copy; time of the column loop
+layers                 peak memory of quantization from disk to disk, for two numbers of layers
 copy                   time of round-to-nearest from disk to disk ÷ loading and saving the same shards
-evaluate               peak memory of comparing two checkpoints, by block and in memory
+evaluate               peak memory of comparing two checkpoints by block ÷ comparing them in memory
 codes       --model    memory and time of models that run from codes ÷ those with weights in memory
 rtn         --model    time of round-to-nearest from load to finished export ÷ a copy
-calibrated  and --text time of GPTQ, AWQ and Qronos ÷ a forward, alone and beside a busy process
-cpu         and --text CPU seconds of algorithms in one thread ÷ a forward
-cpu16       and --text the same for the model in bfloat16
+calibrated  and --text time of GPTQ, AWQ and Qronos ÷ a forward pass; the same beside a busy process
+cpu         and --text CPU seconds of algorithms in one thread ÷ a forward pass
+cpu16       and --text the same as ``cpu``, for the model in bfloat16
 ranks       and --text time of two processes of one core each ÷ one process
-mixed       and --text KL divergence of mixed precision ÷ one scheme of that size, and ÷ a heuristic
+mixed       and --text KL divergence of mixed precision ÷ that of one scheme, and ÷ that of a heuristic
 tuning      and --text accuracy of a tuned model, and its time
 peers       and --text the same work in AMD Quark and llm-compressor, if you name their interpreters
 ==========  =========  ===================================================================================
 
-``evaluate`` and four more benchmarks run only if you name them in ``--only``. ``tuned`` measures the accuracy
-of tuned models in MXFP4 and NVFP4. ``rotated`` measures the accuracy of a rotated model in INT8. ``large``
-quantizes an 8B model, and needs 21 GB of disk. ``codes-1b`` measures the memory of a Llama of 1.2 billion
-weights that runs from codes. If a benchmark fails, the program reports the failure and runs the others. The
-page *Benchmarks* of the documentation shows the file of results.
+The bar of a figure is the largest allowed value. ``evaluate`` and four more benchmarks run only if you name
+them in ``--only``. ``tuned`` measures the accuracy of tuned models in MXFP4 and NVFP4. ``rotated`` measures
+the accuracy of a rotated model in INT8. ``large`` quantizes an 8B model, and needs 21 GB of disk.
+``codes-1b`` measures the memory of a Llama with 1.2 billion weights, which runs from codes. If a benchmark
+fails, the program reports the failure and runs the others. The page *Benchmarks* of the documentation shows
+the file of results.
 """
 
 from __future__ import annotations

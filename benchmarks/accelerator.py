@@ -9,9 +9,9 @@ have passed, the program starts no further case. Each line of the table has:
 
 * the seconds of the run, the mean seconds of a block after the first, and the seconds of each phase;
 * the peak of the device's memory;
-* the floor, in seconds: the FLOPs of forwards and Hessians ÷ the measured FLOP/s of bfloat16 matrix products,
-  plus the FLOPs of the solver ÷ the measured FLOP/s of float32 matrix products. If copying the checkpoint
-  takes longer, the floor is the time of the copy;
+* the floor, in seconds: the FLOPs of forward passes and Hessians ÷ the measured FLOP/s of bfloat16 matrix
+  products, plus the FLOPs of the solver ÷ the measured FLOP/s of float32 matrix products. If copying the
+  checkpoint takes longer, the floor is the time of the copy;
 * the ratios seconds ÷ floor, seconds ÷ forecast seconds, and memory ÷ forecast memory.
 
 The bars are meant for 128 sequences of 2048 tokens on a GPU as fast as an H100. ``tiny`` and ``tiny-mixture``
@@ -51,7 +51,7 @@ _COPIED = 4_000_000_000
 
 @attrs.frozen
 class Case:
-    """A run to measure, and its bars.
+    """A run to measure, and the limits (bars) that it must keep.
 
     Attributes:
         shape: A name in `SHAPES`.
@@ -61,7 +61,7 @@ class Case:
         seconds: The most seconds that the run may take.
         block_seconds: The most seconds that a block after the first may take.
         peak: The most bytes that the run may allocate on the device.
-        share_of_copy: The least ratio of two throughputs: of the run, and of copying the checkpoint.
+        share_of_copy: The least allowed throughput of the run ÷ the throughput of copying the checkpoint.
     """
 
     shape: str
@@ -74,7 +74,7 @@ class Case:
     share_of_copy: float | None = None
 
     def config(self) -> QConfig:
-        """Return the configuration."""
+        """Return the quantization configuration of the case."""
         template = LLMTemplate.get(str(SHAPES[self.shape]["model_type"]))
         return template.get_config(scheme=self.scheme, algorithm=self.algorithms.split("+") if self.algorithms else None)
 
@@ -123,7 +123,7 @@ class Measured:
             for the device to finish an earlier phase.
         peak: The most bytes allocated on the device; 0 if the device is the CPU.
         size: Bytes of the checkpoint.
-        floor: The result of `Rates.floor`.
+        floor: The least seconds that such a run can take (see `Rates.floor`).
         forecast: Seconds that the plan forecasts.
         forecast_peak: The peak that the plan forecasts, in bytes; 0 if the device is the CPU.
         copy: Seconds of copying the checkpoint.
@@ -140,7 +140,7 @@ class Measured:
     copy: float
 
     def missed(self, case: Case) -> list[str]:
-        """Return a sentence for each bar of the case that the run misses."""
+        """Return a text for each bar of the case that the run misses."""
         figures = [
             ("seconds", self.seconds, case.seconds),
             ("seconds a block", self.block, case.block_seconds),
@@ -231,7 +231,7 @@ def _size(directory: Path) -> int:
 
 
 def table(results: Mapping[str, Measured]) -> Iterator[str]:
-    """Yield the lines of the table."""
+    """Yield the lines of the table that the program prints."""
     yield "| case | seconds | a block | seconds by phase | device, GiB | floor, s | ÷ floor | ÷ forecast | bars |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for name, one in results.items():

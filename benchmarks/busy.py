@@ -14,7 +14,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
     The body begins when all of these processes compute.
 
-    The busy processes end when this process ends, for whatever reason.
+    The busy processes also end if this process ends for whatever reason.
     """
     program = "import os\nparent = os.getppid()\nprint(flush=True)\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
     loops = [subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE) for _ in range(count)]

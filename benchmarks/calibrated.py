@@ -153,7 +153,7 @@ def _allowed_bytes(model: torch.nn.Module, tokens: int) -> float:
 
 
 def measurements(results: Sequence[Mapping[str, Any]]) -> list[Measurement]:
-    """Return the figures of some runs, with their bars."""
+    """Return the figures of some runs, each with a bar if it has one."""
     found = []
     for one in results:
         algorithm, scheme, case = one["algorithm"], one["scheme"], f"{one['algorithm']}, {one['scheme']}"
@@ -216,7 +216,10 @@ def add_accuracy(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
 
 
 def _in_own_process(arguments: list[str]) -> str:
-    """Measure one run in a new process, then print and return its line of JSON; empty if the run failed."""
+    """Measure a run in a new process; print and return the run's line of JSON.
+
+    If the run failed, the line is empty.
+    """
     done = subprocess.run([sys.executable, "-m", "benchmarks.calibrated", *arguments], check=False, stdout=subprocess.PIPE, text=True)
     line = done.stdout.strip()
     print(line, flush=True)

@@ -1,4 +1,4 @@
-"""Compare settings on each combination of model, seed, text and scheme: is a setting better, worse or equal?
+"""Compare settings of algorithms on each combination of model, seed, text and scheme.
 
     python -m benchmarks.defaults TEXT_DIR MODEL… --setting now=gptq --setting mse=gptq:scale_search=mse
                                   [--schemes int4_wo_64,mxfp4] [--seeds 0,1] [--calibrate foldoc]
@@ -26,10 +26,10 @@ two thirds from ``code``. The option ``calibration_windows`` is the number of se
 A cell is a combination of model, seed, scheme, calibration text and evaluation text. For each cell, the
 program prints KL divergence from the float model and perplexity, or 1 − cosine for a sentence embedder. It
 also prints the difference with its standard error, both from pairs of values for the same sequence, and a
-verdict (`benchmarks.paired`). The last line has the verdict over all cells. ``cost`` is CPU seconds of
-quantization ÷ CPU seconds of a float forward pass over the calibration tokens. Other work on the machine
-raises both times. With ``--device``, ``cost`` counts the CPU seconds of the host, which may wait for the
-device.
+verdict (`benchmarks.paired`). The verdict says whether the setting is better than the first one, worse or
+equal. The last line has the verdict over all cells. ``cost`` is CPU seconds of quantization ÷ CPU seconds of
+a float forward pass over the calibration tokens. Other work on the machine raises both times. With
+``--device``, ``cost`` counts the CPU seconds of the host, which may wait for the device.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _value(text: str) -> Any:
 
 
 def _owner(name: str) -> tuple[Any, str]:
-    """Return the module or class that defines a full name, and the last part of the name.
+    """Return the module or class in which a full name is defined, and the last part of the name.
 
     Raises:
         ValueError: No module defines this name.

@@ -7,8 +7,8 @@ The program writes the Llamas, and deletes them at the end.
     python -m benchmarks.disk_to_disk large [--shape 8b] [--scheme mxfp4_weight_only]
     python -m benchmarks.disk_to_disk evaluate [--shape 1b] [--scheme mxfp4_weight_only]
 
-* ``layers`` measures the peak resident memory of GPTQ on SmolLM2's shape. The bar: in a model with four times
-  as many layers, the peak is less than 10 % higher.
+* ``layers`` measures the peak resident memory of GPTQ on models of SmolLM2's shape. With four times as many
+  layers, the peak must be less than 10 % higher.
 * ``copy`` measures the throughput of quantization, in alternation with loading and saving the same shards by
   safetensors. Quantization must reach at least half the throughput of this copy. Quantization waits until the
   disk has all bytes, and two more kinds of lines do so too: a copy, and, for each scheme, loading and saving
@@ -107,12 +107,12 @@ def evaluate(args: argparse.Namespace, directory: Path) -> list[Measurement]:
 
 
 def measured(source: Path, out: Path, scheme: str, *more: str) -> dict[str, Any]:
-    """Return the output of `child` in a fresh process."""
+    """Run `child` in a fresh process, and return its output."""
     return in_fresh_process("child", str(source), str(out), scheme, *more)
 
 
 def in_fresh_process(kind: str, *arguments: str) -> dict[str, Any]:
-    """Return the output of this program in a fresh process."""
+    """Run this program in a fresh process, and return its output."""
     command = [sys.executable, "-m", "benchmarks.disk_to_disk", kind, *arguments]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -154,7 +154,7 @@ def copying(source: Path, *, to_the_disk: bool = False) -> Callable[[Path], None
 
 
 def quantizing(source: Path, scheme: str) -> Callable[[Path], None]:
-    """Return a function that rounds a checkpoint to nearest."""
+    """Return a function that quantizes the checkpoint by rounding to nearest."""
 
     def quantized(out: Path) -> None:
         quantize_checkpoint(source, out, weights_only(scheme)("llama"))

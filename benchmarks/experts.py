@@ -1,12 +1,12 @@
-"""Measure what algorithms do to experts that get few tokens, on the tiny mixture.
+"""Measure how well algorithms quantize experts that get few tokens, on the tiny mixture-of-experts model.
 
     python -m benchmarks.experts [--algorithms gptq,awq,awq+gptq] [--calibration 8,2] [--scheme int4_wo_64]
 
-The program measures each algorithm with each number of calibration windows of 256 tokens. It prints two lines
-with the model's KL divergence, without and with ``calibrate_all_experts``. It prints one more line for each
-expert: the expert's number of calibration tokens, and the squared error of the expert's output ÷ the same
-error with round-to-nearest. The error of an expert is measured on those tokens of the held-out text that the
-float model routes to the expert. Calibration uses the end of the text, and evaluation the beginning.
+The program measures each algorithm with each number of calibration windows of 256 tokens. For each of these,
+it prints the model's KL divergence without and with ``calibrate_all_experts``. It prints one more line for
+each expert: the expert's number of calibration tokens, and the squared error of the expert's output ÷ the
+same error with round-to-nearest. The error of an expert is measured on those tokens of the held-out text that
+the float model routes to the expert. Calibration uses the end of the text, and evaluation the beginning.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@
 
 The floor is the time of ``x.clone()``, which reads the tensor once and writes it once to new memory.
 Quantization must do both too. Each run times the floor and every operation in turn. The program prints
-medians, their ratios, and GB/s of float32 read and written. `fake-quantize` computes its scales from the
-tensor. The peak memory of `fake-quantize` includes the tensor and the result, and is a multiple of the
-tensor's size (Linux only). ``--reference`` names the interpreter of an environment with amd-quark 0.13. The
-fake-quantize of amd-quark is timed without compilation, in alternation with the other operations.
+medians, their ratios to the floor, and how many GB/s of float32 an operation reads and writes.
+`fake-quantize` also computes scales from the tensor. The peak memory of `fake-quantize` includes the tensor
+and the result, and is a multiple of the tensor's size (Linux only). ``--reference`` names the interpreter of
+an environment with amd-quark 0.13. The fake-quantize of amd-quark is timed without compilation, in
+alternation with the other operations.
 """
 
 from __future__ import annotations
@@ -87,7 +88,10 @@ for line in sys.stdin:
 
 
 def operations(quantizer: TensorQuantizer, x: Tensor) -> dict[str, Callable[[], object]]:
-    """Return a dictionary from name to operation of one format; the data of each operation is prepared."""
+    """Return a dictionary from name to operation of one format.
+
+    The inputs of each operation are prepared, so their computation is not timed.
+    """
     values, qparams = quantizer.round_to_nearest(x)
     codes = quantizer.codes_of(values, qparams)
     packed = quantizer.pack(codes, qparams)
@@ -127,7 +131,10 @@ class Reference:
         return line.strip()
 
     def seconds(self, name: str) -> float:
-        """Return the time of amd-quark's fake-quantize in the case ``name``; for ``copy``, that of a copy."""
+        """Return the time of amd-quark's fake-quantize in the case ``name``.
+
+        For the name ``copy``, return the time of a copy.
+        """
         assert self._process.stdin is not None
         self._process.stdin.write(f"{name}\n")
         self._process.stdin.flush()

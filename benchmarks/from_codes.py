@@ -14,9 +14,9 @@ Loading: the figure is CPU seconds of loading ÷ CPU seconds of reading the file
 
 Time: the figure is the seconds that one thread takes to compute float32 logits ÷ the seconds with unpacked
 weights. There is one figure for a prompt, and one for a single token. The seconds are medians of alternating
-runs. The bar of a prompt is 1 / 0.9. "least operations" is a floor: the unpacked model, plus the fewest torch
-operations that can make float32 weights from 4-bit codes. These are two shifts, a conversion and a product,
-in slices that fit the cache.
+runs. The bar of a prompt is 1 / 0.9. The line "least operations" is a floor: the time of the unpacked model
+plus the time of the fewest torch operations that can make float32 weights from 4-bit codes. These operations
+are two shifts, a conversion and a product, in slices that fit the cache.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def child(checkpoint: Path, *, packed: bool) -> dict[str, float]:
 
 
 def memory(checkpoint: Path, scheme: str, model: str) -> Iterator[Measurement]:
-    """Yield the peak memory from codes, the peak memory unpacked, and the loading time from codes."""
+    """Yield the peak memory of the model that runs from codes, the same unpacked, and the time of loading."""
     size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
     case, found = f"{scheme} ({model})", {}
     for way in ("packed", "unpacked"):

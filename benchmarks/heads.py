@@ -1,4 +1,4 @@
-"""Measure KL divergence and bytes of tied embeddings, float and quantized.
+"""Measure KL divergence and size of models with tied embeddings, which are float or quantized.
 
     python -m benchmarks.heads TEXT_DIR NAME=DIRECTORY [--windows 4] [--length 128]
                                [--out docs/data/heads.json]
@@ -52,7 +52,10 @@ TEXTS = (*PACKAGED, "code")
 
 
 def configuration(model_type: str, body: str | None, head: str | None) -> QConfig:
-    """Return the configuration of a row; it rounds to nearest."""
+    """Return the configuration of a row, with scheme ``head`` for the embeddings and ``body`` for the rest.
+
+    All weights are rounded to nearest.
+    """
     own = schemes().load_config(head)() if head else None
     tied = {} if own is None else {"lm_head": own, "*embed_tokens": own}
     if body is None:

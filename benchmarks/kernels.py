@@ -3,9 +3,9 @@
     python -m benchmarks.kernels [--runs 50] [--side 8192]
 
 The floor of an elementwise kernel is ``out.copy_(x)``, which reads and writes as many bytes in total as the
-kernel. The bar is 70 % of the copy's bandwidth. Times are medians, measured with CUDA events. The GPU waits
-before each call until the host has launched it, so a time does not include the launch. Tensors are larger
-than the GPU's caches. Without a GPU, the program measures nothing.
+kernel. The bar is 70 % of the copy's bandwidth. Times are medians, measured with CUDA events. Before each
+call, the GPU waits until the host has launched the kernel, so a time does not include the launch. Tensors are
+larger than the GPU's caches. Without a GPU, the program measures nothing.
 """
 
 from __future__ import annotations

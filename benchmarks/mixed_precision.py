@@ -7,17 +7,16 @@
 
 The selector chooses schemes for the checkpoint in the checkpoint's own dtype. It uses 8 sequences of 512
 tokens from TEXT_DIR/foldoc.txt (from character 200,000 on). The program then converts the model to --dtype,
-and rounds it to nearest in the chosen schemes. Static scales come from the same 8 sequences. It compares the
-result with the float model in --dtype on other sequences of 512 tokens: --windows from foldoc.txt (from
-character 3,500,000 on) and as many from devil.txt (from character 20,000 on).
+and rounds it to nearest in the chosen schemes. Static scales come from the same 8 sequences. The quantized
+model is compared with the float model in --dtype on other sequences of 512 tokens. --windows is the number of
+sequences from foldoc.txt (from character 3,500,000 on), and from devil.txt (from character 20,000 on).
 
 For each set of candidates and each size of --bits, the program measures one choice for each sensitivity, and
 the choices of the heuristic ``ends``. ``ends`` starts at the first and the last block and goes inwards: it
-gives each group the largest candidate that the budget still allows. It makes one choice from all candidates,
-and more choices without the largest candidates. The program also measures every scheme of a set and of
---uniform alone. It prints a line of JSON for each row, then ratios. ``--out`` writes the rows to a file,
-which the documentation shows. If the file has a row already, the program keeps it, so you can restart a
-measurement.
+gives each group the largest candidate that the budget still allows. It chooses once from all candidates, then
+without the largest candidate, and so on. The program also measures every scheme of a set and of --uniform
+alone. It prints a line of JSON for each row, then ratios. ``--out`` writes the rows to a file, which the
+documentation shows. If the file has a row already, the program keeps it, so you can restart a measurement.
 """
 
 from __future__ import annotations
@@ -63,9 +62,10 @@ class Uniform:
 
 
 class Ends:
-    """Selector that spends the size on the groups nearest to the first and the last block.
+    """Selector that gives larger candidates to the groups nearest to the first and the last block.
 
-    It goes inwards, and gives each group the largest candidate that still fits the size.
+    The selector goes inwards, and gives each group the largest candidate with which the model still fits the
+    size.
     """
 
     def select(self, problem: SelectionProblem) -> Selection:
@@ -115,7 +115,7 @@ class Remembered(torch.nn.Module):
 
 
 class Measured:
-    """Quantizes a model by a configuration, and compares it with the float model."""
+    """Quantizes the model, and compares the quantized model with the float model."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.model, self.dtype = args.model, args.dtype
@@ -201,9 +201,9 @@ def is_heuristic(row: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
 
 
 def measurements(rows: Sequence[dict[str, Any]]) -> list[Measurement]:
-    """Return two figures for each choice: its KL divergence ÷ the divergence of two rivals of the same size.
+    """Return two figures for each choice: the choice's KL divergence ÷ the divergences of two rivals.
 
-    The rivals are the best single scheme and the best choice of ``ends``.
+    The rivals are the best single scheme and the best choice of ``ends``, both of the same size.
     """
     found = []
     for row in (row for row in rows if row["choice"] not in (UNIFORM_CHOICE, ENDS)):

@@ -59,7 +59,7 @@ class ModelKind(ABC):
     def batches(self, text: str, half: int, count: int, length: int) -> list[Batch]:
         """Return the model's arguments for sequences of one half of a text, one batch for each sequence.
 
-        ``half``, ``count`` and ``length`` are as in `benchmarks.texts.windows`.
+        `benchmarks.texts.windows` describes the arguments ``half``, ``count`` and ``length``.
         """
         return [self.batch(row, text) for row in windows(self.tokenizer, self.folder / f"{text}.txt", half, count, length)]
 
@@ -69,7 +69,7 @@ class ModelKind(ABC):
 
     @abstractmethod
     def values(self, models: Mapping[str, nn.Module], batches: Sequence[Batch]) -> Values:
-        """Return a dictionary from setting to a dictionary from measure to one value per sequence.
+        """Return, for each setting, a dictionary from measure to a list with one value per sequence.
 
         ``models`` maps settings to models. The float model has the setting ``"float"`` if it has measures of
         its own.
@@ -144,7 +144,7 @@ class SentenceEmbedder(ModelKind):
     """Embeds a window of a text. The embedding is the mean of the last hidden states."""
 
     def values(self, models: Mapping[str, nn.Module], batches: Sequence[Batch]) -> Values:
-        """Return 1 − cosine of each sequence's embedding and the float model's embedding."""
+        """Return 1 − the cosine similarity of each sequence's embedding and the float model's embedding."""
         values: Values = {name: {"distance": []} for name in models}
         with evaluating(self.reference, *models.values()):
             for batch in batches:
@@ -163,7 +163,7 @@ def kind_of(model: Any) -> type[ModelKind]:
     """Return the kind of a transformers model.
 
     Raises:
-        ValueError: The model is of none of these kinds.
+        ValueError: The model is of none of the kinds in this module.
     """
     if model.main_input_name == "input_features" and model.can_generate():
         return SpeechRecognizer

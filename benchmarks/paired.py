@@ -1,9 +1,9 @@
-"""Statistics of `benchmarks.defaults`: paired standard errors by sequence, and verdicts.
+"""Statistics for `benchmarks.defaults`: differences of two settings, their standard errors, and verdicts.
 
 Two settings are measured on the same sequences, so the difference does not depend on how hard the sequences
-are. The statistics treat sequences as independent, but not the tokens of one sequence. A verdict is *better*
-or *worse* if the 95 % interval of Student's t distribution excludes zero difference, and otherwise *equal*.
-With few sequences the interval is wide.
+are. The statistics treat sequences as independent, but not the tokens of one sequence. A verdict is *equal*
+if the 95 % confidence interval of the difference, from Student's t distribution, contains 0. Otherwise, it is
+*better* or *worse*. With few sequences the interval is wide.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def student_t(degrees: int) -> float:
 
 @attrs.frozen
 class Difference:
-    """A mean difference and its standard error.
+    """The mean of differences between two settings, and the standard error of the mean.
 
     Attributes:
-        mean: Mean over independent units, such as sequences; below 0 if the second setting is better.
+        mean: Mean over independent units, such as sequences. It is below 0 if the second setting is better.
         error: Standard error of the mean; None for fewer than two units.
         units: Number of units.
     """
@@ -63,14 +63,17 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """`BETTER`, `WORSE` or `EQUAL`."""
+        """The verdict about the second setting: `BETTER`, `WORSE` or `EQUAL`."""
         if self.error is None or abs(self.mean) <= student_t(self.units - 1) * self.error:
             return EQUAL
         return BETTER if self.mean < 0 else WORSE
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> Difference:
-    """Return the mean of ``after − before``, which have a value for each sequence in the same order."""
+    """Return the mean of ``after − before``, with its standard error.
+
+    Both arguments have one value for each sequence, in the same order.
+    """
     return Difference.of([b - a for a, b in zip(before, after, strict=True)])
 
 

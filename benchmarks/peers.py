@@ -52,7 +52,7 @@ class Program:
 
     Attributes:
         script: File in `peer_programs/`.
-        algorithms: Algorithms to run, by quark's names.
+        algorithms: The algorithms that the program has, with their names in quark.
     """
 
     script: str
@@ -138,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
 def asked(args: argparse.Namespace, pythons: Mapping[str, str | None]) -> Iterator[dict[str, str]]:
     """Yield the key of each run, for each program whose interpreter is known.
 
-    All programs run an algorithm and scheme before the next algorithm and scheme is run.
+    The runs of all programs with one algorithm and scheme come before the next algorithm and scheme.
     """
     for one in args.runs.split(","):
         algorithm, scheme = one.split("/")
@@ -148,7 +148,7 @@ def asked(args: argparse.Namespace, pythons: Mapping[str, str | None]) -> Iterat
 
 
 def stored(path: Path) -> dict[str, Any]:
-    """Return the contents of a file of results; without a file, they have no rows."""
+    """Return the contents of a file of results. If the file is missing, the result has no rows."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
     return data
 

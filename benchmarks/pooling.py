@@ -25,8 +25,8 @@ class Row:
         measure: Name of the measure: KL divergence (in nats), or 1 − cosine of embeddings.
         mean: Mean of the measure with the first setting.
         change: The measure with the setting minus the measure with the first setting.
-        perplexity: Perplexity with the first setting, and how much the negative log-likelihood differs from
-            it with the setting; None for a model that predicts no tokens.
+        perplexity: Perplexity with the first setting, and the difference of the negative log-likelihood
+            between the two settings; None for a model that predicts no tokens.
     """
 
     measure: str
@@ -43,7 +43,7 @@ def row_of(cell: Mapping[str, Any], before: str, after: str) -> Row:
 
 
 def measures_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names, as in tables, of all measures that some cells have."""
+    """Return the measures that the cells have, with their names in tables."""
     names = {_measure(cell) for cell in cells}
     return [text for name, text in MEASURES.items() if name in names]
 

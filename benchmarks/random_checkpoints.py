@@ -130,7 +130,7 @@ def random_config(shape: str, layers: int | None = None) -> Any:
 
 
 def write_random_checkpoint(out: Path, shape: str = "smollm2", layers: int | None = None, shard_bytes: int = SHARD_BYTES) -> Path:
-    """Write the checkpoint, and return its directory."""
+    """Write a checkpoint of a shape to the directory ``out``, and return the directory."""
     config = random_config(shape, layers)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

@@ -48,6 +48,7 @@ def rescale(model: nn.Module, seed: int, tokens: Tensor) -> int:
     change = float((model(tokens).logits - before).norm() / before.norm())
     if not change < MOST_CHANGE:
         raise ValueError(
-            f"rescaling changes the logits by {change:.2g} of their norm: scale cannot move between all pairs of layers. Give --seeds 0"
+            f"rescaling changes the logits by {change:.2g} of their norm: in this model, the factors of some pair of layers do not cancel. "
+            f"Give --seeds 0"
         )
     return count

@@ -65,14 +65,14 @@ def peak() -> int:
 
 @torch.no_grad()
 def log_probabilities(model: nn.Module, row: Tensor) -> Tensor:
-    """Return the log-probabilities of all next tokens of a sequence, ``[length - 1, vocabulary]``."""
+    """Return the predictions for a sequence, as log-probabilities ``[length - 1, vocabulary]``."""
     logits: Tensor = model(row[None, :-1]).logits[0]
     return logits.float().log_softmax(-1)
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, tokens: str) -> dict[str, float]:
-    """Return ``perplexity``, ``float_perplexity``, ``mean_kl`` in nats and ``top1`` agreement, 0 to 1.
+    """Return ``perplexity``, ``float_perplexity``, ``mean_kl`` (in nats), and ``top1`` agreement (0 to 1).
 
     `quark_workbench.evaluate.compare` gives the same figures, but it is not installed in the environments of
     other programs.
