@@ -1,5 +1,7 @@
 """The exporter, the reader and the dequantizer for AutoAWQ's layout of 4-bit weights (version ``gemm``).
 
+A weight has O output channels and I input channels.
+
 ===========  ==============================================================================================
 tensor       contents
 ===========  ==============================================================================================

@@ -1,8 +1,8 @@
 """`BitsAndBytesDequantizer` computes float weights from the INT8 checkpoints of bitsandbytes.
 
-A layer has two tensors. ``weight`` has the int8 codes ``[O, I]``, and ``SCB`` has the largest magnitude of
-each row, float32 ``[O]``. A value is ``code · SCB / 127``. A third tensor, ``weight_format``, describes the
-arrangement of rows in memory. In files, it is always 0. Source:
+A layer has three tensors. ``weight`` has the int8 codes, with a row for each output channel. ``SCB`` has the
+largest magnitude of each row, in float32. A value is ``code · SCB / 127``. ``weight_format`` describes the
+arrangement of rows in memory. In files, ``weight_format`` is always 0. Source:
 ``bitsandbytes.functional.int8_vectorwise_dequant`` of bitsandbytes 0.50.
 """
 

@@ -1,5 +1,7 @@
 """The exporter, the reader and the dequantizer for DeepSeek-V3's layout of FP8 weights.
 
+A weight has O output channels and I input channels.
+
 =====================  ========================================================================
 tensor                 contents
 =====================  ========================================================================
@@ -157,8 +159,8 @@ class Fp8Exporter(LinearExporter):
         """
         if any(_block_size_of(config) is None for config in coded_rows(content.plan).values()):
             get_logger(__name__).warning(
-                "transformers ignores weight_scale in checkpoints with quant_method 'fp8' and would compute with unscaled codes; vLLM "
-                "and SGLang read it. For transformers, export as compressed_tensors"
+                "transformers ignores weight_scale in checkpoints with quant_method 'fp8' and would compute with unscaled codes. vLLM "
+                "and SGLang read weight_scale. For transformers, export as compressed_tensors"
             )
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:

@@ -11,9 +11,10 @@ tensor       contents
              a group
 ===========  ==============================================================================================
 
-A value is ``(code − zero point) · scale``. The number of bits and the group size may differ between layers;
-quark computes both from the shapes of the tensors. Source: ``auto_round.utils.bit_packing`` and
-``auto_round_extension/torch`` of AutoRound 0.16; ``gptqmodel/utils/model.py`` of GPTQModel.
+A weight has O output channels and I input channels. A value is ``(code − zero point) · scale``. The number of
+bits and the group size may differ between layers; quark computes both from the shapes of the tensors. Source:
+``auto_round.utils.bit_packing`` and ``auto_round_extension/torch`` of AutoRound 0.16;
+``gptqmodel/utils/model.py`` of GPTQModel.
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ class _Layer:
     def float_tensor(self, is_reordered: bool) -> FloatTensor:
         """Return the float weight of the layer.
 
-        The result also offers the codes if quark has a format for them and each group consists of consecutive
-        channels.
+        If quark has a number format for the codes, and each group consists of consecutive channels, the
+        result also gives access to the codes.
 
         Args:
             is_reordered: Whether the configuration of the checkpoint says that a group may have channels that
@@ -162,7 +163,7 @@ class _Layer:
         return FloatTensor(name=f"{self.name}.weight", shape=self.shape, sources=names, make=self.weight, layers=layers)
 
     def has_format(self) -> bool:
-        """Return whether quark has a number format for the codes, and no group is smaller than the others."""
+        """Return whether quark has a number format for the codes, and all groups have the same size."""
         return self.bits in _KEPT and self.shape[1] % self.group_size == 0
 
     def config(self) -> QLayerConfig:

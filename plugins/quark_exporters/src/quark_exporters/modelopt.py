@@ -1,7 +1,7 @@
 """`ModelOptDequantizer` computes float weights from the FP8 and NVFP4 checkpoints of NVIDIA ModelOpt.
 
 An FP8 layer is stored as `quark_exporters.fp8` describes, with one scale for the whole weight. An NVFP4 layer
-has these tensors:
+with O output channels and I input channels has these tensors:
 
 ==================  ==========================================================
 tensor              contents

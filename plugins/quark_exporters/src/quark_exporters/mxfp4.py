@@ -1,6 +1,7 @@
 """`Mxfp4Dequantizer` computes float weights from the MXFP4 experts of gpt-oss.
 
-Each byte has two codes, the first in the low half. 32 codes share an E8M0 scale.
+Each byte has two codes, with the first code in the low half. 32 codes share an E8M0 scale. An expert has O
+output channels and I input channels.
 
 The tensor ``<name>_blocks`` has the codes, uint8 ``[experts, O, I / 32, 16]``. The tensor ``<name>_scales``
 has the scales, uint8 ``[experts, O, I / 32]``. The float tensor has the shape ``[experts, I, O]``, which

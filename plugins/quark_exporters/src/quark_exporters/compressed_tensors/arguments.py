@@ -1,4 +1,4 @@
-"""Conversion of tensor specs to ``QuantizationArgs`` of compressed-tensors, and back.
+"""Converts tensor specs to ``QuantizationArgs`` of compressed-tensors, and back.
 
 Source: compressed-tensors 0.20, ``quantization/quant_args.py``.
 """
@@ -152,7 +152,7 @@ def spec_of(arguments: Mapping[str, Any], *, activation: bool) -> TensorSpec:
 
     Raises:
         ConfigError: A value has the wrong type.
-        UnsupportedError: No installed number format matches.
+        UnsupportedError: No installed number format has such codes.
     """
     bits, kind = value_of(arguments, "num_bits", int, 8), value_of(arguments, "type", str, "int")
     symmetric, dynamic = value_of(arguments, "symmetric", bool, True), bool(arguments.get("dynamic"))

@@ -1,6 +1,7 @@
 """`CompressedTensorsStorage` stores a layer in the formats of compressed-tensors 0.20.
 
-The package defines these formats in its folder ``compressors``.
+The package defines these formats in its folder ``compressors``. A weight has O output channels and I input
+channels:
 
 ==========================  ==================================================================================
 tensor                      contents

@@ -117,7 +117,7 @@ class GgufExporter(Exporter):
 
 @attrs.frozen(eq=False)
 class _Stream(BlockStream):
-    """Writes the tensors of a GGUF file, one region of the model at a time.
+    """Writes the tensors of a GGUF file, one part of the model at a time.
 
     The header of the file is already written.
     """
@@ -128,7 +128,7 @@ class _Stream(BlockStream):
     writer: GGUFWriter
 
     def write(self, block: Block | None) -> None:
-        """Write the tensors of the next region (see `quark.checkpoint.BlockStream.write`)."""
+        """Write the tensors of the next part of the model (see `quark.checkpoint.BlockStream.write`)."""
         if (region := next(self.regions, None)) is None:
             return  # no region is left, because the whole model is one block
         for tensor in self.tensors.tensors(self.model, region):
@@ -163,7 +163,7 @@ def _text_config(model: Any) -> Any:
 
 
 def _regions(content: CheckpointContent) -> list[Region]:
-    """Return the regions of the model in the order in which their tensors are written.
+    """Return the parts of the model in the order in which their tensors are written.
 
     The decoder blocks come first, and the tensors outside the blocks come last.
     """

@@ -2,9 +2,9 @@
 
 The codes do not change. The scales are rounded to float16 if the GGML type stores them in float16.
 
-A row consists of blocks of 32 weights, and each block has a scale. In this module, ``q`` stands for the 32
-codes of a block. Source: ``ggml-common.h`` and ``ggml-quants.c`` of llama.cpp. The ``gguf`` package reads the
-bytes too.
+A weight has O rows of I elements. A row consists of blocks of 32 elements, and each block has a scale. In
+this module, ``q`` stands for the 32 codes of a block. Source: ``ggml-common.h`` and ``ggml-quants.c`` of
+llama.cpp. The ``gguf`` package reads the bytes too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BlockType:
             shape of the scales.
         format: Name of quark's number format with the same codes.
         has_zero_points: Whether the codes have zero points.
-        scale_format: The scale format that the type requires, or None if it accepts any.
+        scale_format: The scale format that the type requires, or None if the type accepts every scale format.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Conversion of a model to the tensors of a GGUF file.
+"""Converts a model to the tensors of a GGUF file.
 
 Quantized weights become blocks of codes, and all other tensors are stored in floating point.
 """
@@ -67,8 +67,8 @@ class TensorWriter:
         names: The table in the gguf package that maps names in a model to names in a file.
         holds_codes: Whether quantized weights become blocks of codes. Otherwise they become floating-point
             numbers.
-        float_type: Type of float matrices, as a key of `FLOAT_TYPES`, or ``"auto"`` to keep their type.
-            Vectors are always stored in f32.
+        float_type: Type in which float matrices are stored, as a key of `FLOAT_TYPES`. With ``"auto"``, each
+            matrix keeps its type. Vectors are always stored in f32.
     """
 
     family: Family
@@ -78,10 +78,10 @@ class TensorWriter:
     float_type: str
 
     def tensors(self, model: nn.Module, region: Region) -> Iterator[GgufTensor]:
-        """Yield the tensors of a region of the model.
+        """Yield the tensors of a part of the model, such as a decoder block.
 
-        For each projection, the weights of all experts of a block are stacked to one tensor. The region
-        outside the blocks ends with the factors of the rotary embedding.
+        For each projection, the weights of all experts of a block are stacked to one tensor. After the
+        tensors outside the blocks follow the factors of the rotary embedding.
 
         Raises:
             UnsupportedError: The GGUF architecture has no name for a tensor.

@@ -1,4 +1,4 @@
-"""Fake quantization of an activation in ONNX.
+"""Adds the ONNX nodes that fake-quantize an activation.
 
 The nodes are QuantizeLinear and DequantizeLinear. If these operators round differently from the number
 format, a function of the domain ``quark`` replaces them.
@@ -43,8 +43,8 @@ def quantized_activation(ops: Ops, quantizer: TensorQuantizer, x: ir.Value, qpar
         columns: Length of the last axis of ``x``, or None if it varies.
 
     Raises:
-        UnsupportedError: ONNX cannot express the quantizer. The message is a predicate; the caller adds the
-            subject.
+        UnsupportedError: ONNX cannot express the quantizer. The message is a predicate, to which the caller
+            adds the subject.
     """
     if quantizer.is_float:
         return ops.cast(ops.cast(x, FLOAT_TYPES[quantizer.stored_level.format.storage_dtype]), FLOAT)
@@ -140,8 +140,8 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
 def _divides_as_onnx(quantizer: SingleLevelQuantizer) -> bool:
     """Return whether QuantizeLinear and the quantizer compute exactly the same quotient x / scale.
 
-    The quotients must be equal up to the last bit. In a block of integers, the quotient for the largest value
-    lies halfway between two codes, so the last bit decides to which code it is rounded.
+    The quotients must be equal up to the last bit. In a block with integer codes, the quotient for the
+    largest value lies halfway between two codes, so the last bit decides to which code the value is rounded.
     """
     if not quantizer.format.by_reciprocal(quantizer.spec):
         return True
@@ -267,7 +267,7 @@ def _scale_steps(number_format: NumberFormat, spec: QTensorConfig, *, negative: 
 def _looked_up(ops: Ops, steps: Steps, x: ir.Value) -> ir.Value:
     """Add a node that looks up ``x`` in the table of a step function, and return its output.
 
-    The node calls the function ``LookUpN``, which searches a table of ``2^N`` values.
+    The node calls a function such as ``LookUp5``, which searches a table of ``2^5`` values.
     """
     bits = max(1, (len(steps.values) - 1).bit_length())
 

@@ -67,7 +67,7 @@ def native_type(number_format: NumberFormat) -> ir.DataType | None:
 
 @lru_cache(maxsize=64)
 def whole_ends(number_format: NumberFormat) -> tuple[int, int] | None:
-    """Return the smallest and the largest code of a format that rounds to whole numbers.
+    """Return the smallest and the largest code of a format that rounds to integers.
 
     The format must round half to even and saturate at these two codes. Return None for any other format.
     """

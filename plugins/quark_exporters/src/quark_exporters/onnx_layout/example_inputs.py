@@ -30,7 +30,7 @@ class ExampleInputs:
     Attributes:
         module: The module to trace. For a transformers model, it is a wrapper that returns only the logits.
             Otherwise, it is the model.
-        args, kwargs: The arguments of the call to ``module``.
+        args, kwargs: The positional and the keyword arguments with which ``module`` is called.
         names: Names of the inputs in the file. If empty, the inputs have the names of the parameters of
             ``forward``.
         output_names: Names of the outputs in the file. If empty, torch chooses the names.
@@ -48,13 +48,13 @@ class ExampleInputs:
 def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     """Return the arguments for tracing a model.
 
-    For a transformers model, the batch size and the sequence length may vary, and the trace has no KV cache.
-    For a graph module, the same axes may vary as in its graph. For other models, all shapes are fixed.
+    For a transformers model, the batch size and the sequence length may vary, and the traced graph has no KV
+    cache. For a graph module, the same axes may vary as in its graph. For other models, all shapes are fixed.
 
     Args:
         model: The model.
-        given: The inputs: a tensor, a tuple of positional arguments, or a mapping of named arguments. None
-            creates token ids, which only transformers models accept.
+        given: The inputs: a tensor, a tuple of positional arguments, or a mapping of named arguments. With
+            None, the function makes token ids, which only transformers models accept.
 
     Raises:
         UnsupportedError: The model is not from transformers, and ``given`` is None.
@@ -114,7 +114,10 @@ def _split(given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _varying(value: Any) -> Any:
-    """Repeat the entry of each axis that may vary and has length 1, so that the length becomes 2."""
+    """Return ``value``, in which each axis that may vary has at least length 2.
+
+    If such an axis has length 1, the entry is repeated.
+    """
     for axis in _axes_of(value) or {}:
         if value.shape[axis] == 1:
             value = value.repeat_interleave(2, axis)

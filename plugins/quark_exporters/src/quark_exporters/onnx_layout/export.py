@@ -73,8 +73,8 @@ def export_onnx(
     Raises:
         ConfigError: (a ValueError) ``opset`` is earlier than 21, or later than the installed onnx package
             supports.
-        UnsupportedError: torch cannot trace the module, torch cannot convert it to ``opset``, or ONNX cannot
-            express a quantizer.
+        UnsupportedError: torch cannot trace the module or cannot convert the traced module to ``opset``, or
+            ONNX cannot express a quantizer.
     """
     refuse_opset(opset)
     refuse_later_opset(opset)

@@ -66,7 +66,7 @@ class OnnxExporter(Exporter):
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
         """Raise an error if ONNX cannot express the model (see `quark.checkpoint.Exporter.check`).
 
-        The error names everything that ONNX cannot express.
+        The message of the error lists everything that ONNX cannot express.
         """
         _refuse_missing_packages()
         refuse_later_opset(self._opset)

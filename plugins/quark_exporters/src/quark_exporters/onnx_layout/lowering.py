@@ -66,7 +66,7 @@ def lowered(ops: Ops, traced: TracedQuantizer, x: ir.Value, weight: Tensor | Non
         traced: The quantizer.
         x: The input of the quantizer.
         weight: The constant value of ``x``, or None if ``x`` is an activation.
-        qparams: The scales of the quantizer, or None if the model computes the scales at run time.
+        qparams: The scales and zero points of the quantizer, or None if the model computes them at run time.
         dtype: The type of ``x``.
     """
     columns = weight.shape[-1] if weight is not None and weight.ndim else None if x.shape is None else x.shape[-1]

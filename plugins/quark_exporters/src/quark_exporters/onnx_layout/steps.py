@@ -2,7 +2,7 @@
 
 A step function maps a number to one of a few values.
 
-Examples are the rounding to a small number format, and the choice of the power of two that scales a block.
+Examples are the rounding to a small number format, and the choice of a power of two as the scale of a block.
 quark builds each table from results of the number format, so this also works for number formats of plugins.
 """
 
@@ -44,12 +44,12 @@ class Steps:
 def steps_of(function: Callable[[Tensor], Tensor], *, signed: bool) -> Steps | None:
     """Return the table of an elementwise function; None if the function has too many steps.
 
-    The function must be monotone between two neighbouring powers of two. If it has equal values at the two
-    powers, `steps_of` assumes that it is constant between them.
+    The function must be monotone between two neighbouring powers of two. If the function has equal values at
+    the two powers, `steps_of` assumes that the function is constant between them.
 
     Args:
         function: Maps a float32 tensor ``[n]`` to a float32 tensor ``[n]``.
-        signed: Whether the function is also called with negative numbers.
+        signed: Whether the table must also have entries for negative inputs.
     """
     keys = torch.cat([_EXPONENTS, torch.tensor([_LARGEST])])
     if signed:

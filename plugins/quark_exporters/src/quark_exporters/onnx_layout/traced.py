@@ -1,8 +1,8 @@
 """Traces a quantized model to a graph in which each quantizer is one ``FakeQuantize`` node.
 
 The attribute ``index`` of a node says which quantizer the node stands for.
-`quark_exporters.onnx_layout.lowering` replaces the nodes after tracing, because only then it can compute with
-the values of constants.
+`quark_exporters.onnx_layout.lowering` replaces the nodes after tracing, because the values of constants are
+known only then.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ def traced_quantizers(model: nn.Module) -> list[TracedQuantizer]:
 
 @contextmanager
 def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
-    """Yield the quantizers of a model.
+    """Prepare a model for tracing during the ``with`` block, and yield a list of the model's quantizers.
 
-    If the model is traced inside the ``with`` block, the graph has one node for each quantizer.
+    If the model is traced inside the ``with`` block, the graph has one ``FakeQuantize`` node for each
+    quantizer.
 
     The attribute ``index`` of the node is the position of the quantizer in the list.
     """

@@ -37,11 +37,11 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
         traced: The quantizer of the weight.
         weight: The weight. ``traced.is_rounded`` says whether the values of the weight are already rounded.
             quark reads the values when it writes the file.
-        qparams: The scales of the weight.
+        qparams: The scales and zero points of the weight.
 
     Raises:
-        UnsupportedError: ONNX cannot express the quantizer. The message is a predicate; the caller adds the
-            subject.
+        UnsupportedError: ONNX cannot express the quantizer. The message is a predicate, to which the caller
+            adds the subject.
     """
     quantizer = traced.quantizer
     level = quantizer.stored_level
@@ -81,7 +81,7 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
 def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
     """Return ``scale`` in the shape that DequantizeLinear needs, and the attributes of the node.
 
-    ``scale`` may also be zero points. ``shape`` is the shape of the weight.
+    Instead of scales, ``scale`` may have zero points. ``shape`` is the shape of the weight.
     """
     granularity = quantizer.granularity
     if isinstance(granularity, PerTensor):

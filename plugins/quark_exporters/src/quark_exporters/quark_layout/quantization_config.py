@@ -51,7 +51,7 @@ def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
 
 
 def quantization_config(content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-    """Return the ``quantization_config`` to write."""
+    """Return the ``quantization_config`` that the exporter writes to a checkpoint."""
     model, config, plan = content.model, content.config, content.plan
     # A pattern for the KV cache also matches a fused projection in which only the queries are quantized.
     queries = {a.query_layer for a in plan.attentions if a.key_layer is None and a.value_layer is None}
@@ -87,7 +87,7 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
 
 
 def _rounds_its_output(row: PlanRow, plan: QuantPlan, cache: Mapping[str, Any]) -> bool:
-    """Return whether the layer itself quantizes its output.
+    """Return whether the layer of a row itself quantizes its output.
 
     If not, the output may still be quantized by the KV cache or the attention.
     """
@@ -98,8 +98,7 @@ def _rounds_its_output(row: PlanRow, plan: QuantPlan, cache: Mapping[str, Any]) 
 def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:
     """Return ``layers`` with one pattern instead of the names of the query projections.
 
-    This needs query projections that all quantize their output in the same way; otherwise ``layers`` is
-    returned unchanged.
+    If not all query projections quantize their output in the same way, ``layers`` is returned unchanged.
 
     vLLM accepts quantized outputs of query projections only under this pattern. The result has no other
     pattern, and excluded layers stay excluded.
