@@ -66,8 +66,8 @@ class ScaleBlocks:
             scale: Shape of the scales. There is one scale for the whole tensor, or one for each expert, row
                 or block.
             block: Number of rows and columns in a block, as the checkpoint states. If this is None, each axis
-                is split into equal blocks. The argument is ignored if there is only one scale, or one per
-                row.
+                is split into equal blocks. The argument is ignored if there is only one scale, or one scale
+                for each row.
 
         Raises:
             CheckpointError: The scales do not fit the codes.
@@ -159,7 +159,7 @@ _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0,
 def e2m1_values(packed: Tensor) -> Tensor:
     """Return the float32 values of FP4 codes (E2M1).
 
-    Each byte of the last axis has two codes, the first in the low half.
+    Each byte has two codes, with the first code in the low half. The last axis becomes twice as long.
 
     >>> e2m1_values(torch.tensor([[0x21, 0xF8]], dtype=torch.uint8)).tolist()
     [[0.5, 1.0, -0.0, -6.0]]
@@ -191,7 +191,7 @@ def packed_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """Unpack words that are packed as by `packed_words`, with codes of 1, 2, 4 or 8 bits.
+    """Undo `packed_words`. Other than `packed_words`, this also supports codes of 1 and 2 bits.
 
     Return uint8 codes ``[rows, columns]``.
     """
@@ -250,7 +250,7 @@ def streamed_codes(words: Tensor, bits: int) -> Tensor:
 
 
 def qscheme_of(spec: QTensorConfig) -> str | None:
-    """Return the name of a spec's granularity (``qscheme``), or None if the spec has none."""
+    """Return the name of a spec's granularity (``qscheme``), or None if the spec has no granularity."""
     return None if spec.qscheme is None else spec.qscheme.name
 
 

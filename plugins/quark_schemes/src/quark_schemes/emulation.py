@@ -1,6 +1,7 @@
 """Emulation of MX formats in plain torch.
 
-Names and shapes match the functions that runtimes without MX hardware import from AMD Quark.
+The functions have the same names, arguments and shapes as functions of AMD Quark. Runtimes import these
+functions to emulate MX formats on hardware without MX support.
 
 All functions accept any device and rank, do not change their arguments, do not synchronize with the device,
 and can be traced in one graph by ``torch.compile``. They round exactly as the number formats of this package
@@ -78,7 +79,7 @@ def _pairs(data: Tensor) -> Tensor:
 
 
 def qdq_mxfp4(x: Tensor, scale_calculation_mode: str = "even") -> Tensor:
-    """Return ``x`` quantized to MXFP4 and dequantized, in blocks of 32 along the last axis.
+    """Quantize ``x`` to MXFP4 in blocks of 32 along the last axis, dequantize the result and return it.
 
     The result has the shape and dtype of ``x``, and no gradient.
 
@@ -105,7 +106,7 @@ def even_round(max_abs: Tensor, dtype: str | Dtype) -> Tensor:
         dtype: Element format: fp4, fp6_e2m3, fp6_e3m2, fp8_e4m3 or fp8_e5m2.
 
     Raises:
-        UnsupportedError: The element format is not one of these.
+        UnsupportedError: ``dtype`` is not one of these element formats.
     """
     shape = _shape(dtype, _SHAPES, "even_round")
     amax = max_abs.detach().float()
@@ -161,12 +162,12 @@ def fake_quantize_fp4_fp6_per_group_with_scale(
         scale: Scales as ``[R, N]`` or ``[R, N, 1]``, one for each block of ``group_size`` elements along
             ``axis``. A scale of 0 is replaced by 2^-23.
         axis: The axis that is split.
-        group_size: Elements that share a scale.
+        group_size: Number of elements that share a scale.
         quant_dtype: fp4, fp6_e2m3 or fp6_e3m2.
 
     Raises:
         ConfigError: The number of scales differs from the number of blocks.
-        UnsupportedError: The element format is not one of these.
+        UnsupportedError: ``quant_dtype`` is not one of these element formats.
     """
     shape = _shape(quant_dtype, _PACKED, "fake_quantize_fp4_fp6_per_group_with_scale")
     blocks = reshape_to_blocks(input_tensor.detach(), group_size, axis).float()
@@ -183,7 +184,7 @@ def dequantize_fp4_fp6_per_group(inputs: Tensor, scale: Tensor, axis: int, group
         scale: Scales. Their shape is the shape of ``inputs``, but ``axis`` has one element per block. An
             additional axis of size 1 may follow ``axis``.
         axis: The axis that is split.
-        group_size: Elements that share a scale.
+        group_size: Number of elements that share a scale.
 
     Raises:
         ConfigError: The number of scales differs from the number of blocks.
@@ -216,7 +217,7 @@ class PackedFloats:
     def unpack(self, to_unpack: Tensor, reorder: bool = False, origin_packed_axis_size: int | None = None) -> Tensor:
         """Return the float32 values of packed bytes.
 
-        The last axis of the result has ``origin_packed_axis_size`` elements if this is given. ``reorder`` is
+        If ``origin_packed_axis_size`` is given, the last axis of the result has this length. ``reorder`` is
         ignored.
         """
         length = to_unpack.shape[-1] * 8 // self.shape.bits if origin_packed_axis_size is None else origin_packed_axis_size

@@ -172,10 +172,11 @@ def scale_error(spec: QTensorConfig) -> str | None:
 
 
 def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
-    """Split a spec with E4M3 scales into two levels, and return them. Return other specs unchanged.
+    """Return the two levels of a spec with E4M3 scales. Return other specs unchanged.
 
-    E4M3 has only magnitudes from 2^-9 to 448. The second level is therefore one more scale for the whole
-    tensor, which multiplies the E4M3 scales.
+    E4M3 has only magnitudes from 2^-9 to 448. One more scale for the whole tensor therefore multiplies the
+    E4M3 scales. The first level has the quantization of the tensor, and the second level the quantization of
+    the scales.
     """
     if spec.scale_format != "e4m3" or spec.is_scale_quant:
         return spec

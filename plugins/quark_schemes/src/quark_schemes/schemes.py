@@ -105,7 +105,10 @@ def _both(helper: SingleLevelSpec) -> QLayerConfig:
 
 
 def int8() -> QLayerConfig:
-    """Return a configuration of symmetric INT8 weights and static INT8 activations, one scale per tensor."""
+    """Return a configuration of symmetric INT8 weights and static INT8 activations.
+
+    Each tensor has one scale.
+    """
     return _both(Int8PerTensorSpec(is_dynamic=False))
 
 
@@ -118,7 +121,7 @@ fp8_per_head = fp8
 
 
 def fp8_outputs() -> QTensorConfig:
-    """Return a configuration of a KV cache or attention in E4M3 with one static scale."""
+    """Return a configuration for a KV cache or attention: E4M3 with one static scale."""
     return FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec()
 
 
@@ -133,7 +136,10 @@ def int8_per_token_head_cache() -> QTensorConfig:
 
 
 def nvfp4_cache() -> TensorSpec:
-    """Return a configuration of an NVFP4 cache: dynamic block scales, multiplied by one static scale."""
+    """Return a configuration of an NVFP4 cache.
+
+    The scales of blocks are dynamic, and one static scale multiplies them.
+    """
     spec = nvfp4().input_tensors
     assert spec is not None
     return spec

@@ -54,7 +54,7 @@ class RuntimeInspector:
 def _with_plugin(facts: CheckpointFacts, alone: Iterable[RuntimeSupport]) -> RuntimeSupport:
     """Return how vLLM with quark-vllm supports a checkpoint.
 
-    With quark-vllm, vLLM uses quark's layers for schemes that it does not support itself.
+    With quark-vllm, vLLM uses quark's layers for schemes that vLLM itself does not support.
 
     Args:
         facts: Facts about the checkpoint.
@@ -233,10 +233,11 @@ class Rule:
         method: Name of the runtime's class that computes such layers.
         weight, input: Patterns for the specs of the weight and the input. A pattern is a table, a list with
             one table for each level, ``"none"`` for a float tensor, or ``"any"``.
-        on: Maps each runtime that supports such layers to a text about its kernels and what they require.
+        on: Maps each runtime that supports such layers to a text. The text lists the kernels and what they
+            need.
         refused: Maps each runtime that does not support such layers to the reason.
-        experts: Whether the rule is for experts. Runtimes fuse experts into one layer, and compute it with
-            other methods than linear layers.
+        experts: Whether the rule is for experts. Runtimes fuse experts into one layer, and compute this layer
+            with other methods than linear layers.
     """
 
     layout: str

@@ -45,7 +45,7 @@ def check_order(order: str) -> None:
 
 
 def pack_nibbles(codes: Tensor, order: str) -> Tensor:
-    """Pack each eight 4-bit codes along the last axis into an int32 word: ``[…, K] → […, ceil(K / 8)]``.
+    """Pack 4-bit codes along the last axis, eight in an int32 word: ``[…, K] → […, ceil(K / 8)]``.
 
     If K is not a multiple of 8, the last word is filled up with codes 0.
 
@@ -166,7 +166,7 @@ def unpack_nibbles_across(words: Tensor, order: str, rows: int, *, signed: bool)
 
 
 def pack_two(codes: Tensor) -> Tensor:
-    """Pack each two 4-bit codes along the last axis into a byte: ``[…, K] → […, ceil(K / 2)]`` uint8.
+    """Pack 4-bit codes along the last axis, two in a byte: ``[…, K] → […, ceil(K / 2)]`` uint8.
 
     The code at an even index is in the low half of the byte.
     """
@@ -192,8 +192,8 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Pack codes of 2 to 6 bits into bytes along the last axis. The last bytes are filled up with codes 0.
 
     Four 2-bit codes share a byte, with the first code in the highest bits. Codes of other sizes form groups
-    that fill whole bytes, with the first code in the lowest bits. Codes ``[…, K]`` become uint8 ``[…, bits ·
-    K / 8]``, rounded up to whole groups.
+    that fill whole bytes, with the first code in the lowest bits. Codes ``[…, K]`` become uint8 ``[…, n]``,
+    with the smallest n for which n bytes have all bits and only whole groups.
     """
     if bits == 4:
         return pack_two(codes)
@@ -253,7 +253,7 @@ def _whole(codes: Tensor, period: int) -> Tensor:
 
 
 def pack_flags(flags: Tensor) -> Tensor:
-    """Pack each eight flags (uint8, 0 or 1) along the last axis into a byte: ``[…, 8 K] → […, K]``.
+    """Pack flags (uint8, 0 or 1) along the last axis, eight in a byte: ``[…, 8 K] → […, K]``.
 
     The first flag is in the lowest bit.
     """

@@ -1,4 +1,4 @@
-"""Small floats: rounding, encoding and decoding as pure functions.
+"""Pure functions that round to small floats, encode them and decode them.
 
 A `FloatShape` is the layout of a small float. To round a value, the functions add a large power of two and
 subtract it again. The processor rounds the sum half to even, so the result has only the mantissa bits of the
@@ -77,7 +77,7 @@ class FloatShape:
 
     @property
     def to_own_exponents(self) -> float:
-        """The factor with which a value's float32 exponent field equals the field in this format."""
+        """The factor that converts from this format's exponent bias to float32's."""
         return 2.0 ** (self.bias - FLOAT32_BIAS)
 
 
@@ -132,7 +132,7 @@ def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
 
 
 def encode_small(t: Tensor, shape: FloatShape, *, is_rounded: bool = True, out: Tensor | None = None) -> Tensor:
-    """Return uint8 codes of float32 or bfloat16 values; ``t`` does not change.
+    """Return the uint8 codes of the float32 or bfloat16 values ``t``, without changing ``t``.
 
     Args:
         t: Values, any shape. NaN gets the first code of NaN. If the format has no code of NaN, NaN gets the

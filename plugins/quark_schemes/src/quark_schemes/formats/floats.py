@@ -1,7 +1,7 @@
 """The floating-point formats FP8, FP6, FP4 and E8M0, casts to 16-bit floats, and the packing of codes.
 
-`MiniFloat` implements FP8, FP6 and FP4 with the arithmetic in `arithmetic.small_float`. E8M0 is a format of
-scales: a byte that stores the exponent of a power of two from 2^-127 to 2^127. Source: OCP Microscaling
+`MiniFloat` implements FP8, FP6 and FP4 with the arithmetic in `arithmetic.small_float`. E8M0 is a format for
+scales. An E8M0 byte stores the exponent of a power of two from 2^-127 to 2^127. Source: OCP Microscaling
 Formats v1.0, §5.4.1.
 
 A checkpoint stores two FP4 codes in a byte, four FP6 codes in three bytes, and FP8 codes unchanged. It stores
@@ -176,7 +176,7 @@ FP4 = MiniFloat(name="fp4", shape=E2M1)
 class PowerOfTwo(NumberFormat):
     """A format of positive powers of two.
 
-    Values are rounded up: as scales, they are then large enough that no element saturates. 0 becomes
+    Values are rounded up, so that scales in this format are large enough and no element saturates. 0 becomes
     float32's smallest normal number.
     """
 

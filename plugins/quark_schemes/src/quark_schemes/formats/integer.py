@@ -61,7 +61,7 @@ _EXACT_BITS = 24
 
 @attrs.frozen
 class IntegerPacking(Packing):
-    """Packs integers of ``bits`` bits. They are signed if ``signed`` is true.
+    """Packs integers of ``bits`` bits. The integers are signed if ``signed`` is true.
 
     If a weight has a scale per group, the weight and the scales are stored transposed, as ``[I, O]`` and
     ``[groups, O]``. Eight 4-bit codes form an int32 word along the last axis. Unsigned 16-bit codes are
@@ -182,8 +182,8 @@ truncates.
 class IntegerFormat(WholeNumbers):
     """An integer format of ``bits`` bits.
 
-    Float32 cannot represent every INT32 number. For INT32, scales therefore are powers of two and there are
-    no zero points, so that float32 represents code · scale exactly.
+    Float32 cannot represent every INT32 number. INT32 therefore has power-of-two scales and no zero points:
+    then float32 represents code · scale exactly.
 
     Attributes:
         signed: Whether codes can be negative.
@@ -265,7 +265,8 @@ class IntegerFormat(WholeNumbers):
     def _real_zero_point(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         """Return scales and floating-point zero points.
 
-        The range need not contain 0. Zero points are not rounded, and may be beyond the codes.
+        The range need not contain 0. Zero points are not rounded, and may be below the smallest code or above
+        the largest code.
         """
         scale = divided(high - low, self.high - self.low)
         scale = scale_format_of(spec).round(torch.where(scale <= SMALLEST_SCALE, torch.ones_like(scale), scale))

@@ -35,7 +35,7 @@ def round_small(t, SHAPE: tl.constexpr):
 def encode_small(t, SHAPE: tl.constexpr, NAN_CODE: tl.constexpr):
     """Return the codes of values that a small float represents exactly, as int32.
 
-    NaN becomes ``NAN_CODE``, plus a sign bit if the NaN is negative.
+    NaN becomes ``NAN_CODE``, with the sign bit of the NaN.
     """
     smallest: tl.constexpr = (1 - SHAPE.bias + 127) << 23
     magnitude = bits_of(t) & 0x7FFFFFFF

@@ -2,9 +2,9 @@
 
 A histogram has ``BINS`` bins on either side of 0, and a separate bin for zeros. The width of a bin is ``2^k /
 BINS``, and ``2^k`` is the smallest power of two above every observed magnitude. When ``k`` increases by 1,
-each two neighbouring bins become one, so that no bin is split. The counts therefore depend only on the data,
-not on the order of the data or on the batches. Merging two histograms gives exactly the same counts as
-filling one histogram with both data sets.
+pairs of neighbouring bins are joined to one bin, so that no bin is split. The counts therefore depend only on
+the data, not on the order of the data or on the batches. Merging two histograms gives exactly the same counts
+as filling one histogram with both data sets.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A range may clip values at both ends. The ends of a range are edges of bins.
 
-The loss is that of PyTorch's ``HistogramObserver``: the squared distance to the range for clipped values, and
-the squared rounding error for all other values.
+As in PyTorch's ``HistogramObserver``, the error of a clipped value is the distance between the value and the
+range. The error of any other value is the rounding error.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class ExpectedError:
     """Computes the expected squared error of quantizing a distribution, for many ranges at once.
 
     Args:
-        values: The distribution. If the format represents 0, it must not contain zeros, because zeros have no
-            error.
+        values: The distribution. If the format represents 0, the distribution must not contain zeros, because
+            zeros have no error.
         steps: Number of quantization steps in a range.
     """
 

@@ -5,9 +5,9 @@ rows ``[rows, elements]``, and find a range for each row. The rows are those of 
 with the centres of histogram bins.
 
 If a tensor has one range, the error is computed for the centres of the histogram's bins. The root mean square
-of this error differs from that of the data by at most half the width of a bin, because the distance to the
-nearest value of a format changes no faster than the value itself. If channels or groups have ranges, the
-error is computed for the data.
+of this error differs from the root mean square of the data's error by at most half the width of a bin,
+because the distance to the nearest value of a format changes no faster than the value itself. If channels or
+groups have ranges, the error is computed for the data.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def shrunk_range(
 
 
 def _shrunk(end: Tensor, centre: Tensor, factors: Sequence[float]) -> list[Tensor]:
-    """Return the end ``end`` of the ranges, moved towards ``centre`` by each of ``factors``."""
+    """Return ``centre + (end − centre) · factor`` for each of ``factors``."""
     # For factor 1, return the end unchanged, since the formula could change its last bit.
     return [end if factor == 1 else centre + (end - centre) * factor for factor in factors]
 
@@ -139,7 +139,7 @@ class RowSearchObserver(ServingObserver):
 
     With a histogram for each row, the observer could observe several tensors, but the histograms would be
     larger than the weight. The observer supports dynamic activations, because each activation gets a new
-    observer. It can be merged with an observer that has no data.
+    observer. Two observers can be merged if at most one of them has observed a tensor.
     """
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity | torch.device | str | None = None) -> None:
@@ -172,7 +172,7 @@ class RowSearchObserver(ServingObserver):
         return self._range
 
     def merge(self, other: Observer) -> None:
-        """Take the ranges from ``other`` if ``other`` has observed a tensor.
+        """If ``other`` has observed a tensor, use the ranges of ``other``.
 
         Raises:
             CalibrationError: Both observers have observed a tensor.

@@ -111,13 +111,13 @@ class _PowOf2MinMaxObserver(_PowOf2Observer, MinMaxObserver):
 
 
 class PerTensorPowOf2MinMaxObserver(_PowOf2MinMaxObserver):
-    """Chooses the range of a tensor whose scale is the power of two nearest to the min-max scale."""
+    """Chooses the range of a tensor with which the scale is the power of two nearest to the min-max scale."""
 
     qschemes = (QSchemeType.per_tensor,)
 
 
 class PerChannelPowOf2MinMaxObserver(_PowOf2MinMaxObserver):
-    """Chooses the range of each channel whose scale is the power of two nearest to the min-max scale."""
+    """Chooses each channel's range with which the scale is the power of two nearest to the min-max scale."""
 
     qschemes = (QSchemeType.per_channel,)
 
@@ -130,7 +130,7 @@ def _of_least_error(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConf
 class PerTensorPowOf2MinMSEObserver(_PowOf2Observer, HistogramObserver):
     """Chooses the range of a tensor by the squared error.
 
-    The candidates are ranges whose scales are the five powers of two nearest to the min-max scale.
+    A candidate is a range whose scale is one of the five powers of two nearest to the min-max scale.
     """
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
@@ -141,7 +141,7 @@ class PerTensorPowOf2MinMSEObserver(_PowOf2Observer, HistogramObserver):
 class PerChannelPowOf2MinMSEObserver(_PowOf2Observer, RowSearchObserver):
     """Chooses the range of each channel of a weight by the squared error.
 
-    The candidates are ranges whose scales are the five powers of two nearest to the min-max scale.
+    A candidate is a range whose scale is one of the five powers of two nearest to the min-max scale.
     """
 
     qschemes = (QSchemeType.per_channel,)
