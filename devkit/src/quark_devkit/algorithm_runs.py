@@ -1,4 +1,4 @@
-"""Settings of algorithms for runs on the small model, also on an accelerator, and the error of its logits."""
+"""Settings of algorithms for runs on the small model, and the error of the logits after a run."""
 
 from __future__ import annotations
 
@@ -42,10 +42,12 @@ the model is random and tokens are few.
 
 
 def schemes_for(subject: Subject) -> list[str]:
-    """Return a scheme with coarse weights and one that also quantizes inputs, except excluded schemes.
+    """Return two schemes: one with coarse weights, and one that also quantizes inputs.
+
+    A scheme that the algorithm's record excludes is left out.
 
     Raises:
-        NotApplicableError: The record of a rounding excludes both.
+        NotApplicableError: The record excludes both schemes.
     """
     names = (coarse_scheme(), scheme_with_inputs())
     found = [name for name in names if name is not None and name not in subject.record.excluded_schemes]
@@ -61,7 +63,7 @@ def settings_of(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
         is_fused: Whether to use the small model with fused projections.
 
     Raises:
-        NotApplicableError: The algorithm refuses that family.
+        NotApplicableError: The algorithm refuses the small model's family.
         CheckFailedError: The algorithm has neither derived settings nor defaults.
     """
     kind, architecture = subject.load("config"), small_family(is_fused=is_fused)
@@ -75,26 +77,31 @@ def settings_of(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
 
 
 def processor_of(subject: Subject, settings: AlgoConfig | None = None) -> Any:
-    """Return the object that the subject's processor creates from its settings.
+    """Return the object that the algorithm's processor creates from the settings; by default, from
+    `settings_of`.
 
     Raises:
-        NotApplicableError: The record has only a configuration.
+        NotApplicableError: The record has a configuration but no processor.
     """
     assume(subject.record.processor is not None, "the record has a configuration but no processor")
     return subject.load("processor")(settings_of(subject) if settings is None else settings)
 
 
 def valid_settings(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
-    """Return an algorithm's settings for runs on the small model, checked by its processor.
+    """Return an algorithm's settings for runs on the small model, after the processor has accepted them.
 
-    Options have their values for checks (`quark.plugins.options.OptionNote`), except in thorough checks.
+    Values of options are replaced as in `shortened`.
     """
     processor_of(subject)
     return shortened(subject, settings_of(subject, is_fused=is_fused))
 
 
 def shortened(subject: Subject, settings: AlgoConfig) -> AlgoConfig:
-    """Return the settings with the values that options have in checks, except in thorough checks."""
+    """Return the settings with shorter runs: some options get the value that they declare for checks.
+
+    That value is ``in_checks`` of `quark.plugins.options.OptionNote`. Thorough checks do not replace any
+    value.
+    """
     notes = {option.name: option.note.in_checks for option in subject.registry.options(subject.lookup_name)}
     values = {name: value for name, value in notes.items() if value is not None}
     return settings if is_thorough() or not values else with_options(subject.name, settings, values)
@@ -106,7 +113,11 @@ def run_with(subject: Subject) -> QConfig:
 
 
 def others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoConfig]]:
-    """Yield the other algorithms of a kind that a plan allows in the coarsest scheme, with their settings."""
+    """Yield the other algorithms of a kind, each with its settings.
+
+    Algorithms that have the subject's role, or that cannot be planned for the small model in the coarsest
+    scheme, are left out.
+    """
     for record in algorithms():
         excluded = record.role is not None and record.role == subject.record.role
         if record.kind != kind or record.name == subject.name or excluded or record.processor is None:
@@ -121,7 +132,7 @@ def others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoC
 
 
 def logit_error(scheme: str, *settings: AlgoConfig) -> float:
-    """Return the mean squared error of a logit after a run."""
+    """Return the mean squared difference between the logits after a run and the logits of the float model."""
     return float((logits(quantized(run_config(scheme, *settings))) - logits(small_model())).square().mean())
 
 
@@ -130,7 +141,7 @@ def accelerator() -> Iterator[SimulatedDevice]:
     """Yield the simulated accelerator.
 
     Raises:
-        NotApplicableError: Another device uses torch's slot in this process.
+        NotApplicableError: Another package already uses torch's only slot for a device.
     """
     with ExitStack() as stack:
         try:
@@ -141,7 +152,10 @@ def accelerator() -> Iterator[SimulatedDevice]:
 
 
 def require_run_on_accelerator(scheme: str, *settings: AlgoConfig) -> None:
-    """Require that a run on an accelerator finishes, leaves all tensors there, and is as good as on a CPU."""
+    """Require that a run on an accelerator finishes and leaves all tensors there.
+
+    The error of the logits must be at most `HARM` times the error of a run on a CPU.
+    """
     config, expected = run_config(scheme, *settings), logits(small_model())
     with accelerator() as device:
         model: Any = ModelQuantizer(config).quantize_model(small_model().to(device.name), batches())

@@ -65,17 +65,18 @@ def can_be_checked(kind: str, checks: Sequence[Check]) -> Check:
 
 
 def subjects_of(catalog: Catalog, distribution: str, kinds: Sequence[str], pyproject: Path | None) -> tuple[list[Subject], dict[str, str]]:
-    """Return the subjects of a distribution, and its expected failures by check.
+    """Return the subjects of a distribution, and the reasons of the distribution's expected failures by check
+    id.
 
     Args:
         catalog: The plugins.
         distribution: Name of the distribution.
         kinds: Kinds of subjects; empty for all.
-        pyproject: Its ``pyproject.toml``; None if it is not known.
+        pyproject: The distribution's ``pyproject.toml``; None if the file is not known.
 
     Raises:
-        ConfigError, UnknownNameError: As `quark_devkit.subject.subjects`; or an expected failure names an
-            unknown check.
+        ConfigError, UnknownNameError: `quark_devkit.subject.subjects` raises the error, or an expected
+            failure names an unknown check.
     """
     expected = expected_failures(pyproject)
     everything = list(subjects(catalog, distribution, kinds or KINDS, None if pyproject is None else pyproject.parent))
@@ -85,7 +86,8 @@ def subjects_of(catalog: Catalog, distribution: str, kinds: Sequence[str], pypro
 
 
 def _defined_in(kind: str) -> Iterator[Check]:
-    """Yield the checks of a kind, from the module or folder of its name in `quark_devkit.checks`."""
+    """Yield the checks of a kind from the module or package in `quark_devkit.checks` that has the kind's
+    name."""
     module = import_module(f"quark_devkit.checks.{kind}")
     parts = [module, *(import_module(f"{module.__name__}.{name}") for name in getattr(module, "PARTS", ()))]
     for part in parts:

@@ -143,7 +143,7 @@ def complaining(complaint: str, *errors: type[Exception]) -> Iterator[None]:
     """Raise `CheckFailedError` with the complaint and the error's text if the body raises one of the errors.
 
     Args:
-        complaint: A predicate about the subject, such as a refusal.
+        complaint: A predicate about the subject, such as ``"refuses its own defaults"``.
         *errors: Classes of errors.
     """
     try:

@@ -1,1 +1,1 @@
-"""The checks: one module for each kind of subject, named as the kind."""
+"""The checks: one module or package for each kind of subject, with the name of the kind."""

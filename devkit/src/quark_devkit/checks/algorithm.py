@@ -1,4 +1,4 @@
-"""Checks of every algorithm (rounding, transform or tuning): its settings, and runs with it."""
+"""Checks of every algorithm (rounding, transform or tuning): the settings, and runs with the algorithm."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def describes_its_settings(subject: Subject) -> None:
 
 
 def works_on_an_accelerator(subject: Subject) -> None:
-    """A run on a (simulated) accelerator finishes, keeps all tensors there, and is as accurate
-    as on a CPU.
+    """A run on a (simulated) accelerator finishes, keeps all tensors on the accelerator, and is as accurate
+    as a run on a CPU.
     """
     for scheme in schemes_for(subject):
         require_run_on_accelerator(scheme, valid_settings(subject))
@@ -131,11 +131,12 @@ OF_RUNS = (reloads_to_the_same_logits, streams_to_the_same_bytes, resumes_to_the
 
 
 def options_have_effects(subject: Subject, results: Callable[[AlgoConfig], Iterable[Any]]) -> None:
-    """Raise if another value of an option is accepted but changes no result.
+    """Raise CheckFailedError if an option accepts a value other than the default and the value changes no
+    result.
 
     Args:
         subject: The algorithm.
-        results: Yields results for settings, compared with ``==``.
+        results: Yields the results for some settings. Results are compared with ``==``.
     """
     settings = shortened(subject, settings_of(subject))
 
@@ -150,7 +151,7 @@ def _options(subject: Subject) -> tuple[Option, ...]:
 
 
 def _changed(subject: Subject) -> Iterator[AlgoConfig]:
-    """Yield settings that differ from the defaults in one option each."""
+    """Yield settings. Each of them differs from the defaults in exactly one option."""
     settings = settings_of(subject)
     for option in _options(subject):
         for other in others(option, getattr(settings, option.name)):

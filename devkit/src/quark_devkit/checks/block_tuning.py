@@ -1,5 +1,5 @@
-"""Checks of tunings: tuned blocks can be stored, are no worse than untuned ones, and are equal in every kind
-of run."""
+"""Checks of tunings: tuned blocks can be stored, are no worse than untuned blocks, and do not depend on the
+kind of run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ checks_of_settings = tuple(map(check("block_tuning"), algorithm.OF_SETTINGS))
 @check("block_tuning", level="advisory", since=2)
 def heeds_its_options(subject: Subject) -> None:
     """Different values of an option give different tuned models, whatever the boolean options are. A value
-    may also be refused, or the option declared to change only the cost."""
+    may be refused instead, and an option may be declared to change only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         yield digest(*quantized(run_config(coarse_scheme(), settings), data=batches(4, 8)).state_dict().values())
@@ -65,9 +65,8 @@ def changes_something(subject: Subject) -> None:
 
 @check("block_tuning")
 def tunes_every_format(subject: Subject) -> None:
-    """For each kind of weights, a run with the tuning finishes with finite parameters, and codes and scales
-    match the
-    weights. Formats that round vectors are left out, since a plan refuses to tune them.
+    """For each kind of weights, a run with the tuning finishes. The parameters are finite, and the codes and
+    scales match the weights. Formats that round vectors are left out, since a plan refuses to tune them.
     """
     for scheme in (name for name in fitting_schemes() if not has_vectors(schemes().load_config(name)())):
         with complaining(f"cannot finish a run in {scheme}", QuarkError):

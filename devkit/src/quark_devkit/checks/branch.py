@@ -77,8 +77,8 @@ def makes_what_it_declares(subject: Subject) -> None:
 
 @check("branch", since=2)
 def computes_for_inputs_of_any_shape(subject: Subject) -> None:
-    """A branch returns an output of the layer's shape for inputs with two or three axes, with one token, and
-    with none. The input stays unchanged, and the branch keeps no reference to it."""
+    """A branch returns an output with the shape of the layer's output, for inputs with two or three axes,
+    with one token, and without tokens. The input stays unchanged, and the branch keeps no reference to it."""
     branching = _branching(subject)
     for dtype in (torch.float32, torch.bfloat16):
         site = _site((96, 64), dtype)
@@ -125,8 +125,8 @@ def makes_branches_in_every_format(subject: Subject) -> None:
 
 @check("branch", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Different values of an option give different models. A value may also be refused, or the option
-    declared to change only the cost."""
+    """Different values of an option give different models. A value may be refused instead, and an option may
+    be declared to change only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         yield digest(*quantized(run_config(coarse_scheme(), settings)).state_dict().values())
@@ -169,7 +169,7 @@ def is_deterministic(subject: Subject) -> None:
 
 @check("branch")
 def is_the_same_on_two_ranks(subject: Subject) -> None:
-    """Two processes that share the calibration samples give the tensors of one process, to the bit."""
+    """Two processes that share the calibration samples compute the same tensors as one process, to the bit."""
     require_same_by_two_ranks(run_with(subject))
 
 
@@ -205,8 +205,10 @@ def _sums(statistics: Mapping[type[Statistic], Statistic]) -> list[str]:
 
 
 def _made(branching: CheckedBranching, site: BranchSite, tokens: int | None) -> Branch | None:
-    """Return the branch for a layer, filled from statistics of that many tokens, or without statistics if
-    ``tokens`` is None."""
+    """Return the branch for a layer.
+
+    The branch is filled from statistics of ``tokens`` tokens, or without statistics if ``tokens`` is None.
+    """
     branch = _layer(branching, site).branch
     if branch is None:
         return None

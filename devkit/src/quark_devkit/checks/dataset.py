@@ -28,7 +28,7 @@ _DAMAGED = bytes(range(256)) * 16
 
 
 def read(subject: Subject, *path: Path) -> list[Any]:
-    """The first samples; from a file if the source reads files."""
+    """Return the first samples of the source. A source that reads files gets the path of the file."""
     samples = subject.load("samples")
     try:
         return list(islice(samples(path=path[0]) if path else samples(), _MOST))
@@ -38,7 +38,8 @@ def read(subject: Subject, *path: Path) -> list[Any]:
 
 @contextmanager
 def files_of(subject: Subject) -> Iterator[tuple[Path, ...]]:
-    """Yield the example file of a source that reads files, as a tuple of one; else an empty tuple."""
+    """Yield the example file of a source that reads files, as a tuple of one path. For other sources, yield
+    an empty tuple."""
     record = subject.record
     if record.is_online:
         raise NotHereError("its data are downloaded")
@@ -79,8 +80,8 @@ def yields_the_same_again(subject: Subject) -> None:
 
 @check("dataset", since=2)
 def reads_twice_at_once(subject: Subject) -> None:
-    """If two readers read alternately, each gets the samples that one reader gets. A sample does not change
-    after it was yielded."""
+    """If two readers take samples alternately, each gets the samples that a single reader would get. A sample
+    does not change after it was yielded."""
     samples = subject.load("samples")
     with files_of(subject) as files:
         alone, *readers = (islice(samples(path=files[0]) if files else samples(), _MOST) for _ in range(3))
@@ -100,8 +101,8 @@ def can_be_read_without_options(subject: Subject) -> None:
 
 @check("dataset", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Different values of an option give different samples. A value may also be refused, or the option
-    declared to change only the cost."""
+    """Different values of an option give different samples. A value may be refused instead, and an option may
+    be declared to change only the cost."""
     samples = subject.load("samples")
     with files_of(subject) as files:
         path = {"path": files[0]} if files else {}
@@ -127,8 +128,8 @@ def _effects_of_reading(name: str, files: tuple[Path, ...]) -> list[str]:
 
 @check("dataset")
 def refuses_damaged_files(subject: Subject) -> None:
-    """A damaged file gives samples, or an error of quark that names the file, but no other error. If only its
-    end is damaged, no sample is lost without an error."""
+    """From a damaged file, the source yields samples, or it raises an error of quark that names the file. It
+    raises no other error. If only the end of the file is damaged, no sample is lost without an error."""
     assume(subject.record.suffixes, "it reads no files")
     with files_of(subject) as (file,):
         sound, count = file.read_bytes(), len(read(subject, file))

@@ -33,7 +33,7 @@ def _example(subject: Subject) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _schemas(subject: Subject) -> dict[str, list[Any]]:
-    """The schemas of each operator, one for each overload that returns a new tensor."""
+    """Return the schemas of each operator: one schema for each overload that returns a new tensor."""
     if subject.record.example is not None:
         _example(subject)  # the example's module may define the operator
     schemas = {}

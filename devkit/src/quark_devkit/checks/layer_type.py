@@ -53,7 +53,7 @@ class _Small(nn.Module):
 
 
 def float_layer(subject: Subject, *, groups: int = 1) -> nn.Module:
-    """A float layer with values in all its tensors, in evaluation mode."""
+    """Return a float layer in evaluation mode, with all parameters and buffers filled."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         layer = _made(subject.load("layer"), groups)
         for tensor in (*layer.parameters(), *layer.buffers()):
@@ -87,7 +87,7 @@ def quantized_layer(subject: Subject, config: QLayerConfig, layer: nn.Module) ->
 
 
 def _inputs() -> Iterator[Tensor]:
-    """Inputs to try: values with both sizes on every possible channel axis, then indices."""
+    """Yield inputs to try: first numbers, with both sizes on every possible channel axis, then indices."""
     for size in _SIZES[:2]:
         yield from (torch.randn(2, 5, size), torch.randn(5, size), torch.randn(2, size, 8, 8), torch.randn(2, size, 8))
         yield torch.randn(2, size, 4, 4, 4)
@@ -95,7 +95,10 @@ def _inputs() -> Iterator[Tensor]:
 
 
 def input_of(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The first input that the float layer accepts, values of its dtype or indices; the same each time."""
+    """Return the first input that the float layer accepts: numbers of the given dtype, or indices.
+
+    The input is the same each time.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         inputs = list(_inputs())
@@ -108,7 +111,7 @@ def input_of(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _grouped_layers(subject: Subject) -> Iterator[nn.Module]:
-    """The float layer in float64, and a layer with two groups if its class supports groups."""
+    """Yield the float layer in float64. If its class supports groups, also yield a layer with two groups."""
     yield float_layer(subject).double()
     layer_class = subject.load("layer")
     if "groups" in inspect.signature(layer_class).parameters:
@@ -120,7 +123,8 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def _differ(one: Tensor, other: Tensor) -> Tensor:
-    """Mask of float64 outputs that differ by more than the order of sums explains."""
+    """Return a mask of the float64 outputs whose difference is larger than another order of summation can
+    cause."""
     return ~torch.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
@@ -246,7 +250,7 @@ def has_a_scale_for_each_output(subject: Subject) -> None:
 
 
 def _with_one_scale_doubled(quantized: Any) -> tuple[Tensor, Tensor]:
-    """The rounded weight of a layer, and the same codes with the second scale doubled."""
+    """Return the rounded weight of a layer, and the weight with the same codes but the second scale doubled."""
     quantizer, weight = quantized.weight_quantizer.quantizer, quantized.weight.detach()
     values, qparams = quantizer.round_to_nearest(weight)
     quantized.weight_quantizer.set_qparams(qparams)
@@ -256,9 +260,10 @@ def _with_one_scale_doubled(quantized: Any) -> tuple[Tensor, Tensor]:
 
 
 def _outputs(quantized: Any, weight: Tensor, x: Tensor) -> Tensor:
-    """Return the output for some weight as ``[channels, values]``.
+    """Return the layer's output with the given weight, as ``[channels, values]``.
 
-    Channels are last in a linear layer, else before the kernel's axes.
+    In the output of a linear layer, the channel axis is the last one. In other layers, the axes of the kernel
+    follow it.
     """
     quantized.weight = nn.Parameter(weight, requires_grad=False)
     return output(quantized, x).movedim(1 - weight.ndim, 0).flatten(1)

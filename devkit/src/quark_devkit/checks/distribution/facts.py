@@ -1,4 +1,4 @@
-"""Facts about a distribution: its plugins, their failures and records, its metadata, its source."""
+"""Facts about a distribution: the plugins, their failures and records, the metadata, the source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def refuse_core(subject: Subject) -> None:
 
 
 def sources_of(subject: Subject) -> list[Source]:
-    """Return the plugins of the distribution: failed ones too, but no denied ones."""
+    """Return the plugins of the distribution. Plugins that failed are included, but not plugins that an
+    environment variable leaves out."""
     catalog = subject.catalog
     sources = [*catalog.sources(), *(failure.source for failure in catalog.failures())]
     return list(dict.fromkeys(source for source in sources if source.distribution == subject.distribution))
@@ -45,10 +46,10 @@ def refuse_failures(subject: Subject, *stages: str) -> None:
 
 
 def claims_of(subject: Subject) -> list[tuple[Registry[Any], Registered]]:
-    """Return its records, each with its registry.
+    """Return the distribution's records, each with the registry that contains the record.
 
     Raises:
-        NotApplicableError: It registers none.
+        NotApplicableError: The distribution registers no record.
     """
     refuse_left_out(subject)
     found = [(registry, claim) for registry in subject.catalog.registries.values() for claim in registry.claims()]
@@ -61,7 +62,7 @@ def metadata_of(subject: Subject) -> importlib_metadata.Distribution:
     """Return the metadata of the installed distribution.
 
     Raises:
-        NotApplicableError: It is not installed: its plugin was added by the running program.
+        NotApplicableError: The distribution is not installed: the running program added the plugin.
     """
     try:
         return importlib_metadata.Distribution.from_name(subject.distribution)
@@ -70,10 +71,10 @@ def metadata_of(subject: Subject) -> importlib_metadata.Distribution:
 
 
 def source_directory(subject: Subject) -> Path:
-    """Return the directory of its ``pyproject.toml``.
+    """Return the directory of the distribution's ``pyproject.toml``.
 
     Raises:
-        NotApplicableError: It is not known.
+        NotApplicableError: The directory is not known.
     """
     refuse_left_out(subject)
     if subject.source_directory is not None:
@@ -86,10 +87,11 @@ def source_directory(subject: Subject) -> Path:
 
 
 def requirements_of(subject: Subject) -> list[str]:
-    """Return its requirements, from its metadata, or else from its ``pyproject.toml``.
+    """Return the distribution's requirements from the metadata, or from ``pyproject.toml`` if there is no
+    metadata.
 
     Raises:
-        NotApplicableError: Neither is known.
+        NotApplicableError: Neither the metadata nor the ``pyproject.toml`` is known.
         CheckFailedError: The ``pyproject.toml`` cannot be read.
     """
     try:

@@ -1,4 +1,4 @@
-"""Imports the modules that records reference, in a separate process, and lists the tensors that they hold.
+"""Imports the modules that records reference, in a separate process, and lists the tensors in these modules.
 
 One process has the usual state. Another has an empty environment, another hash seed, meta as the default
 device and bfloat16 as the default dtype, as if transformers were building a model. Each process imports this
@@ -129,8 +129,11 @@ def _import(records: list[Any]) -> None:
 
 
 def _tensors(name: str, value: Any, packages: set[str], depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
-    """Yield path and digest of each tensor in a value: the value itself, or inside a container or an object
-    of the packages."""
+    """Yield the path and the digest of each tensor in a value.
+
+    The value may be a tensor. Otherwise the search goes into containers, modules, and objects whose class one
+    of the packages defines.
+    """
     from torch import Tensor
 
     if id(value) in seen or depth < 0:

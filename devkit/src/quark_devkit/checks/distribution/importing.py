@@ -1,4 +1,4 @@
-"""Checks of imports: modules hold the same tensors in any state of the process, and change no shared
+"""Checks of imports: modules contain the same tensors in any state of the process, and change no shared
 state."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ def _observed(subject: Subject, *, is_plain: bool) -> Imported:
     """Return the observations of a fresh process that imports the distribution.
 
     Raises:
-        NotApplicableError: No module can be imported for it.
-        CheckFailedError: The process does not end well.
+        NotApplicableError: The distribution has no module that can be imported.
+        CheckFailedError: The process fails.
     """
     refuse_core(subject)
     refuse_left_out(subject)
@@ -29,10 +29,9 @@ def _observed(subject: Subject, *, is_plain: bool) -> Imported:
 
 @check("distribution", since=2)
 def imports_to_the_same_tensors(subject: Subject) -> None:
-    """The distribution's modules hold the same tensors, to the bit, if they are first imported with meta as
-    the default
-    device, bfloat16 as the default dtype, an empty environment and another hash seed. transformers builds
-    models in such a state."""
+    """The distribution's modules contain the same tensors, to the bit, if they are first imported in another
+    state: with meta as the default device, bfloat16 as the default dtype, an empty environment and another
+    hash seed. transformers builds models with such defaults."""
     plain, other = (_observed(subject, is_plain=is_plain).tensors for is_plain in (True, False))
     different = sorted(name for name in {*plain, *other} if plain.get(name) != other.get(name))
     for name in different[:1]:

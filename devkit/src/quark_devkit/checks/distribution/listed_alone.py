@@ -41,8 +41,8 @@ class Listing:
 
     Attributes:
         error: Why there is no listing, as a predicate; empty after success.
-        printed: The text that it wrote to stdout.
-        heavy: Packages of `HEAVY` that it imported.
+        printed: The text that the process wrote to stdout.
+        heavy: Packages of `HEAVY` that the process imported.
         seconds: Wall-clock time of importing the plugins and listing their records.
         cpu_seconds: CPU time of the same work.
         effects: Other side effects (`side_effects`), each as a predicate.

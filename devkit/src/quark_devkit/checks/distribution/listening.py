@@ -32,7 +32,8 @@ class _LaterEvent(Event):
 
 
 def _examples() -> list[Event]:
-    """Return an event of each kind as at the start of a run, with unknown values None or empty."""
+    """Return an event of each kind, in which most values have their defaults (None or empty), as at the start
+    of a run."""
     values: dict[str, Any] = {"task": "quantize", "elapsed": 1.5}
     return [*(kind(**values) for kind in EVENTS), _LaterEvent(**values)]
 
@@ -67,7 +68,8 @@ def prints_nothing_when_it_hears(subject: Subject) -> None:
 
 @check("distribution")
 def hears_quickly(subject: Subject) -> None:
-    """The event hook returns almost at once, since the run waits for it; time asleep counts too."""
+    """The event hook returns almost at once, since the run waits for the hook. Time that the hook sleeps
+    counts too."""
     calls = list(product(_listeners(subject), _examples()))
     begin, waits = time.process_time(), dict.fromkeys(range(len(calls)), math.inf)
     for number, (listener, event) in list(enumerate(calls)) * _ROUNDS:

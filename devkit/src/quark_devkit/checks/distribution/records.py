@@ -64,7 +64,7 @@ def claims_no_name_of_another(subject: Subject) -> None:
 @check("distribution")
 def replaces_a_built_in_only_by_saying_so(subject: Subject) -> None:
     """A record that claims the name, class or checkpoints of a built-in record names the built-in
-    distribution in ``replaces``. The distribution that ``replaces`` names has a record of that name.
+    distribution in ``replaces``. The distribution that ``replaces`` names has a record of the same name.
     """
     _refuse_contested(subject, lambda distribution: distribution in _BUILT_IN)
     installed = {source.distribution for source in subject.catalog.sources()}
@@ -76,7 +76,10 @@ def replaces_a_built_in_only_by_saying_so(subject: Subject) -> None:
 
 
 def _refuse_contested(subject: Subject, counts: Callable[[str], bool]) -> None:
-    """Raise CheckFailedError for the first record that collides with another distribution's."""
+    """Raise CheckFailedError for the first record that has a key of another distribution's record.
+
+    Other distributions count only if ``counts`` returns True for their name.
+    """
     for registry, claim in claims_of(subject):
         for other in registry.claims():
             owner = other.source.distribution
@@ -95,7 +98,7 @@ def _replaces(claim: Registered, other: Registered) -> bool:
 
 
 def _identities(record: Record) -> set[str]:
-    """Return the keys of a record, which must be unique within its kind."""
+    """Return the keys of a record. No other record of the same kind may have one of these keys."""
     found_by = {f"the name '{name}'" for name in (record.name, *record.aliases)}
     if isinstance(record, ObserverRecord):
         found_by.add(f"the class name '{record.class_name}'")

@@ -1,4 +1,4 @@
-"""Checks of registration: entry points, hooks, the range of cores, and the cost of an import."""
+"""Checks of registration: entry points, hooks, supported versions of the core, and the cost of an import."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _listing(subject: Subject) -> Listing:
     """Return the `Listing` of the distribution alone.
 
     Raises:
-        NotApplicableError: No module can be imported for it.
+        NotApplicableError: The distribution has no module that can be imported.
         CheckFailedError: The listing process fails.
     """
     refuse_left_out(subject)
@@ -50,7 +50,7 @@ def is_found_by_an_entry_point(subject: Subject) -> None:
     refuse_core(subject)
     denied = [variable for source, variable in subject.catalog.left_out.items() if source.distribution == subject.distribution]
     if denied:
-        raise CheckFailedError(f"is left out by {denied[0]}, so nothing is checked: change that variable")
+        raise CheckFailedError(f"is left out by the environment variable {denied[0]}, so nothing is checked: change or unset it")
     refuse_failures(subject, "import")
     points = [point for point in metadata_of(subject).entry_points if point.group == GROUP]
     require(points, f"has no entry point of the group {GROUP}: add [project.entry-points.{GROUP}] to pyproject.toml")
@@ -82,7 +82,7 @@ def requires_the_core_within_bounds(subject: Subject) -> None:
 
 
 def _is_extra(requirement: Requirement) -> bool:
-    """Return whether a requirement belongs to an extra or to another system."""
+    """Return whether a requirement is only for an extra, or only for another platform or Python version."""
     return requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
 
 
@@ -100,9 +100,8 @@ def declares_its_range_of_api_versions(subject: Subject) -> None:
 
 @check("distribution")
 def has_hooks_that_are_called(subject: Subject) -> None:
-    """Each plugin of the distribution has a hook. Every function with a name like a hook's is spelled
-    correctly and
-    marked with ``@hookimpl``.
+    """Each plugin of the distribution has a hook. If the name of a function resembles the name of a hook, it
+    is spelled correctly, and the function is marked with ``@hookimpl``.
     """
     refuse_left_out(subject)
     refuse_failures(subject, "register")
@@ -117,8 +116,7 @@ def registers_records_that_are_kept(subject: Subject) -> None:
 
 @check("distribution")
 def registers_a_bounded_number_of_records(subject: Subject) -> None:
-    """A hook yields fewer records than the limit; a family of names that follow a rule is one record with
-    options."""
+    """A hook yields fewer records than the limit. Names that follow a rule belong in one record with options."""
     counts = Counter(registry.kind.hook for registry, _ in claims_of(subject))
     for hook, count in counts.items():
         require(count < MOST_RECORDS, f"yields {count} records from '{hook}', but at most {MOST_RECORDS} are allowed")

@@ -78,8 +78,8 @@ def _built(subject: Subject) -> Path:
     """Return the wheel.
 
     Raises:
-        NotApplicableError: Its source is not known, or its build backend is not installed.
-        CheckFailedError: It cannot be built.
+        NotApplicableError: The distribution's source is not known, or the build backend is not installed.
+        CheckFailedError: The wheel cannot be built.
     """
     directory = source_directory(subject).resolve()
     assume(_has_pip(), "pip, which builds the wheel, is not installed")
@@ -106,7 +106,7 @@ def _scratch() -> Path:
 
 @cache
 def _wheel(source: Path) -> Path | str:
-    """Return the wheel of a source directory, or the reason why there is none, as a predicate."""
+    """Build a source directory, and return the wheel. If the build fails, return the reason, as a predicate."""
     work = Path(tempfile.mkdtemp(dir=_scratch()))
     shutil.copytree(source, work / "source", ignore=_NOT_COPIED, symlinks=True)
     complaint = _pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(work), str(work / "source"))
@@ -116,7 +116,7 @@ def _wheel(source: Path) -> Path | str:
 
 @cache
 def _installed(wheel: Path) -> Path | str:
-    """Return the directory with the installed wheel, or the reason for a failure as a predicate."""
+    """Install a wheel, and return the directory. If this fails, return the reason, as a predicate."""
     target = Path(tempfile.mkdtemp(dir=_scratch()))
     return _pip("install", "--no-deps", "--no-index", "--target", str(target), str(wheel)) or target
 
@@ -143,7 +143,7 @@ def _files(wheel: Path) -> set[str]:
 
 
 def _has_pip() -> bool:
-    """Return whether pip is installed, without asking all finders for it.
+    """Return whether pip is installed. Not all import finders are asked.
 
     Before Python 3.12, the finder of setuptools treats such a question as an import. Python's own distutils
     then replaces setuptools' distutils for the rest of the process.

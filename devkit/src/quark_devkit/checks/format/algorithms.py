@@ -51,7 +51,7 @@ class _Model(nn.Module):
 
 
 def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
-    """Registered roundings with settings for the tiny model's family."""
+    """Yield the name of each registered rounding, with its settings for the tiny model's family."""
     registered, scheme = subject.catalog.algorithms, next(iter(subject.catalog.schemes.names()), "")
     for name in registered.names():
         record = registered.get(name)
@@ -84,8 +84,9 @@ def serves_columns(case: Case) -> None:
 
 @check("format")
 def is_rounded_by_every_algorithm(subject: Subject) -> None:
-    """In every granularity, each registered rounding gives weights that the format represents exactly, with
-    an error close to round-to-nearest. For formats of vectors, only roundings with ``rounds_vectors`` count.
+    """In every granularity, each registered rounding gives weights that the format represents exactly. The
+    error is close to the error of round-to-nearest. For formats of vectors, this holds only for roundings
+    with ``rounds_vectors``.
     """
     by_kind = {type(case.quantizer.granularity): case for case in scaled_weight_cases(subject)}
     for name, settings in _roundings(subject):

@@ -28,8 +28,8 @@ class Case:
     """A spec of the format.
 
     Attributes:
-        example: The spec as written, and the quantizer of a weight with it.
-        error_bound: The record's bound.
+        example: The spec as written, and the quantizer of a weight with this spec.
+        error_bound: ``error_bound`` of the format's record.
     """
 
     example: Example
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def format(self) -> NumberFormat:
-        """The format with the spec's rounding; if it learns tables, with a learned table."""
+        """The format with the spec's rounding method. A format that learns tables has a learned table."""
         return _with_table(self.quantizer)
 
     @property
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def is_scale(self) -> bool:
-        """Whether the format holds only scales, which are positive."""
+        """Whether the values of the format are only scales, and so positive."""
         return self.example.spec.is_scale_quant
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ def refuse_vectors(case: Case) -> None:
 
 
 def cases(subject: Subject) -> list[Case]:
-    """A case for each granularity that the format accepts, with and without zero points.
+    """Return a case for each granularity that the format accepts, with and without zero points.
 
     Raises:
         NotApplicableError: The format accepts none of the example specs.
@@ -99,10 +99,10 @@ def one_case(subject: Subject) -> list[Case]:
 
 
 def weight_cases(subject: Subject) -> list[Case]:
-    """The cases of a format that holds tensor elements.
+    """Return the cases of a format whose values are elements of tensors, not only scales.
 
     Raises:
-        NotApplicableError: The format holds scales only.
+        NotApplicableError: The values of the format are only scales.
     """
     found = [case for case in cases(subject) if not case.is_scale]
     assume(found, "the format holds scales only")
@@ -115,7 +115,7 @@ def one_weight_case(subject: Subject) -> list[Case]:
 
 
 def scaled_cases(subject: Subject, among: Callable[[Subject], list[Case]] = cases) -> list[Case]:
-    """Return the cases with scales.
+    """Return those cases of ``among`` that have scales.
 
     Raises:
         NotApplicableError: There is no such case.
@@ -140,7 +140,8 @@ def shares_bits(number_format: NumberFormat) -> bool:
 
 
 def all_codes(number_format: NumberFormat) -> Tensor | None:
-    """Return every code, in the storage dtype; None if neighbours share bits, or above 2^16 codes."""
+    """Return every code, in the storage dtype. Return None if neighbours share bits, or if there are more
+    than 2^16 codes."""
     dtype, count = number_format.storage_dtype, int(2**number_format.bits + 1e-6)
     if shares_bits(number_format) or number_format.vector > 1 or number_format.bits > _MOST_BITS:
         return None
@@ -152,7 +153,7 @@ def all_codes(number_format: NumberFormat) -> Tensor | None:
 
 
 def all_values(number_format: NumberFormat) -> Tensor | None:
-    """Every finite value, ascending, float32; None if `all_codes` gives none."""
+    """Return every finite value, in ascending order, as float32; None if `all_codes` returns None."""
     codes = all_codes(number_format)
     if codes is None:
         return None
@@ -166,9 +167,9 @@ def numbers(case: Case, *, beyond: float = 1.0) -> Tensor:
     neighbours.
 
     Args:
-        case: Formats of scales get positive numbers only.
-        beyond: Largest number as a multiple of ``max_magnitude``; 1 for formats that cast, since a cast does
-            not saturate.
+        case: The case. If the format is for scales, the numbers are positive.
+        beyond: The largest number, as a multiple of ``max_magnitude``. Formats that cast always get 1, since
+            a cast does not saturate.
     """
     top = min(case.max_magnitude, _LARGEST) * (1 if case.quantizer.is_float else beyond)
     values = all_values(case.format)

@@ -15,12 +15,13 @@ _LENGTHS = (*range(1, 36), 48, 61, 64, 67, 80, 96, 128, 160)
 
 
 def _values(case: Case, beyond: float = 2.0) -> Tensor:
-    """Values of the format, ``[rows, COLUMNS]``."""
+    """Return values of the format, with shape ``[rows, COLUMNS]``."""
     return case.format.round_(numbers(case, beyond=beyond).clone())
 
 
 def _codes(case: Case) -> Tensor:
-    """Codes ``[rows, COLUMNS]``, including every code of the format if they can be listed."""
+    """Return codes with shape ``[rows, COLUMNS]``. If the codes of the format can be listed, up to 2^12 of
+    these are included."""
     codes, listed = case.format.encode(_values(case)), all_codes(case.format)
     if listed is None:
         return codes
@@ -43,7 +44,8 @@ def encodes_in_the_storage_dtype(case: Case) -> None:
 
 @check("format", each=cases)
 def decodes_what_it_encodes(case: Case) -> None:
-    """Every rounded value, also of numbers far outside the range, has a code that decodes to it."""
+    """Every value that rounding returns, also for numbers far outside the range, has a code that decodes to
+    the same value."""
     values = torch.cat([_values(case), _values(case, beyond=100.0)])
     decoded = case.format.decode(case.format.encode(values.clone()))
     wrong = values != decoded
@@ -74,7 +76,7 @@ def leaves_values_and_codes_as_they_are(case: Case) -> None:
 
 
 def _shapes(case: Case) -> Iterator[tuple[int, ...]]:
-    """Shapes that the spec accepts: rows of many lengths, one row, a vector, three dimensions."""
+    """Yield shapes that the spec accepts: rows of many lengths, one row, a vector, three dimensions."""
     for length in _LENGTHS:
         for shape in ((3, length), (length,), (2, 3, length), (32, length), (1, length)):
             if case.quantizer.shape_error(shape) is None:
@@ -83,7 +85,7 @@ def _shapes(case: Case) -> Iterator[tuple[int, ...]]:
 
 @check("format", each=cases)
 def packs_without_loss(case: Case) -> None:
-    """Unpacking packed codes restores all of them, to the bit, for rows of every accepted length and in both
+    """Unpacking restores all packed codes, to the bit, for rows of every accepted length and in both packing
     orders.
     """
     pool = _codes(case)
@@ -101,7 +103,7 @@ def packs_without_loss(case: Case) -> None:
 
 
 def _taken(pool: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Codes of a shape, from the start of rows, so that neighbours stay together."""
+    """Return codes of the given shape. They come from the start of rows, so that neighbours stay together."""
     rows, length = max(1, torch.Size(shape[:-1]).numel()), shape[-1]
     wide = pool.view(torch.uint8).view(len(pool), -1).repeat(1, -(-length // COLUMNS))
     picked = torch.arange(rows) * 7 % len(pool)

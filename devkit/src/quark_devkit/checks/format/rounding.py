@@ -66,8 +66,8 @@ def keeps_rounded_values(case: Case) -> None:
 
 @check("format", each=one_case)
 def rounds_to_the_nearest_value(case: Case) -> None:
-    """Up to ``max_magnitude``, a number is rounded to the nearest value, or within the record's
-    ``error_bound``.
+    """A number up to ``max_magnitude`` is rounded to the nearest value. If the record has an ``error_bound``,
+    the rounding error is at most this bound instead.
     """
     refuse_vectors(case)
     t, bound = numbers(case), case.error_bound
@@ -86,7 +86,7 @@ def rounds_to_the_nearest_value(case: Case) -> None:
 
 
 def _distance(t: Tensor, values: Tensor) -> Tensor:
-    """Distance of each number to the nearest value, float64."""
+    """Return the distance of each number to the nearest value, in float64."""
     exact, t = values.double(), t.double()
     above = torch.searchsorted(exact, t).clamp(max=len(exact) - 1)
     return torch.minimum((t - exact[above]).abs(), (t - exact[(above - 1).clamp(min=0)]).abs())
@@ -209,8 +209,8 @@ def _by_method(case: Case, *methods: Any) -> Iterator[tuple[Any, NumberFormat]]:
 
 @check("format", each=one_case)
 def splits_into_subscales_and_elements(case: Case) -> None:
-    """If neighbours share bits, rounding an element under its subscale with ``element_format`` gives the
-    format's value.
+    """If neighbours share bits, each element can be divided by its subscale, rounded with ``element_format``,
+    and multiplied by the subscale. The result is the format's own value.
     """
     assume(shares_bits(case.format), "no neighbouring elements share bits")
     t = numbers(case)[torch.randperm(len(numbers(case)))].t().contiguous().view(-1, 64)

@@ -22,8 +22,8 @@ _WIDTHS = (64, 100, 4096, 17)
 
 @check("format")
 def is_what_its_record_says(subject: Subject) -> None:
-    """The record points at a NumberFormat value with the record's name and bits, a torch storage dtype, a
-    packing and a known observer."""
+    """The record points at an instance of `quark.numbers.NumberFormat`. The instance has the record's name
+    and bits, a torch storage dtype, a packing and a known observer."""
     record, value = subject.record, subject.load("format")
     require(isinstance(value, NumberFormat), f"is {value!r}, not a NumberFormat value")
     require(value.name in (record.name, *record.aliases), f"is named '{value.name}', but its record is named '{record.name}'")
@@ -37,7 +37,7 @@ def is_what_its_record_says(subject: Subject) -> None:
 
 @check("format")
 def serves_a_spec(subject: Subject) -> None:
-    """The format accepts at least one spec: a scheme's, or one of a usual granularity."""
+    """The format accepts at least one spec of a registered scheme, or one spec with a usual granularity."""
     try:
         cases(subject)
     except NotApplicableError:

@@ -177,7 +177,8 @@ def serves_rows_of_any_length(case: Case) -> None:
 
 
 def _of_groups_of_one(case: Case) -> list[TensorQuantizer]:
-    """Return the quantizer of the same spec with one element in each group, if the format accepts that."""
+    """Return the quantizer of the same spec with one element in each group; an empty list if the format
+    refuses this spec."""
     if not case.spec.group_size or shares_bits(case.format):
         return []
     with suppress(QuarkError):
@@ -186,7 +187,7 @@ def _of_groups_of_one(case: Case) -> list[TensorQuantizer]:
 
 
 def _backwards(x: Tensor, size: int) -> Tensor:
-    """Return a tensor with its columns cut into parts, and the parts in reverse order."""
+    """Return a tensor with the same columns, cut into parts that are in reverse order."""
     return x.view(len(x), -1, size).flip(1).reshape(x.shape)
 
 

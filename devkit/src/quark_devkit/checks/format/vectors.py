@@ -36,8 +36,8 @@ def rounds_each_vector_by_itself(case: Case) -> None:
 
 @check("format", each=one_case, since=2)
 def rounds_to_the_nearest_vector(case: Case) -> None:
-    """No value of the format is nearer than the chosen one by more than the record's ``error_bound``. The
-    format has at most as many values as codes."""
+    """The distance to the chosen value exceeds the distance to the nearest value by at most the record's
+    ``error_bound``. The format has at most as many values as codes."""
     vectors = _vectors(case).view(-1, case.format.vector)
     rounded = case.format.round_(vectors.clone().view(-1, COLUMNS)).view(vectors.shape)
     known = rounded.unique(dim=0)
@@ -52,8 +52,8 @@ def rounds_to_the_nearest_vector(case: Case) -> None:
 
 @check("format", each=one_case, since=2)
 def rounds_in_a_metric(case: Case) -> None:
-    """``round_in_`` rounds its argument, in place, to values of the format. In the metric, their mean error
-    is no larger than the mean error of the nearest values."""
+    """``round_in_`` rounds its argument, in place, to values of the format. The mean error of these values,
+    measured in the metric, is no larger than the mean error of the nearest values."""
     t = _vectors(case).view(-1, case.format.vector)
     mixing = torch.randn(2 * t.shape[1], t.shape[1], generator=torch.Generator().manual_seed(3))
     metric, given = mixing.t() @ mixing, t.clone()

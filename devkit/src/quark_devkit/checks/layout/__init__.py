@@ -81,8 +81,11 @@ def _refuses_early(subject: Subject, model: nn.Module) -> bool:
 
 
 def _left_out(subject: Subject, models: Mapping[str, nn.Module]) -> set[str]:
-    """Return the schemes that a slow layout accepts, but two: its middle and its last one. It has stored the
-    first one by then."""
+    """Return the schemes that the check does not store if the layout is slow.
+
+    These are the schemes that the layout accepts, except the middle one and the last one. The check has
+    already stored the first one.
+    """
     with suppress(Exception):  # the check itself says what is wrong
         if is_slow(subject):
             accepted = [scheme for scheme, model in models.items() if not _refuses_early(subject, model)]
@@ -92,7 +95,8 @@ def _left_out(subject: Subject, models: Mapping[str, nn.Module]) -> set[str]:
 
 @check("layout")
 def writes_sound_files(subject: Subject) -> None:
-    """Safetensors files match their headers and index, and hold each tensor once, also in several shards."""
+    """Safetensors files match their headers and the index, and contain each tensor once, also in several
+    shards."""
     for options in (None, ExportOptions(max_shard_bytes=SHARD)):
         with exported(subject, options=options) as out:
             tensors = stored_tensors(out)
@@ -175,7 +179,7 @@ def declares_streaming(subject: Subject) -> None:
 @check("layout")
 def writes_the_same_from_disk(subject: Subject) -> None:
     """A checkpoint that is quantized from disk (block by block if the layout streams) equals an export from
-    memory, byte for byte. If an export takes no seconds, this holds in shards too.
+    memory, byte for byte. If an export is fast, this is also true for an export in shards.
     """
     if is_slow(subject):
         different = first_difference(export_from_disk(subject), source_export(subject).files)

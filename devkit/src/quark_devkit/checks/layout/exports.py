@@ -84,7 +84,7 @@ class FirstExport:
 
     Attributes:
         scheme: Name of the scheme.
-        files: All files by relative path, those of the run too.
+        files: All files by relative path, including the files that record the run.
         opened: The files that were opened for writing, in order.
         seconds: CPU seconds of the export.
     """
@@ -101,8 +101,9 @@ class WatchedExport:
 
     Attributes:
         files: All files by relative path.
-        outside: Files that it wrote outside the given directory.
-        changed: What it changed of the model, such as ``"the model's configuration"``; None for nothing.
+        outside: Files that the export wrote outside the given directory.
+        changed: The part of the model that the export changed, such as ``"the model's configuration"``; None
+            if it changed nothing.
         seconds: CPU seconds of the export.
     """
 
@@ -119,8 +120,9 @@ class SourceExport:
     Attributes:
         files: All files by relative path, without the file of the run's identity.
         config: The ``config.json`` of the float checkpoint.
-        tokenizer: Its ``tokenizer.json``; None if the layout writes tokenizers into its own file.
-        places: Paths, names and dates of this machine and day, which no file should hold.
+        tokenizer: The ``tokenizer.json`` of the float checkpoint; None if the layout writes tokenizers into
+            its own file.
+        places: Paths and names of this machine, and today's date. No file should contain one of these.
     """
 
     files: Mapping[str, bytes]
@@ -198,32 +200,39 @@ def first_stored(subject: Subject) -> str:
 
 
 def first_export(subject: Subject) -> FirstExport:
-    """Return an export in the first scheme that the layout stores, the same each time.
+    """Return an export in the first scheme that the layout stores.
+
+    Every call returns the same export.
 
     Raises:
-        NotApplicableError: It stores no scheme that fits the small model.
+        NotApplicableError: The layout stores no scheme that fits the small model.
     """
     return _first_export(*_key(subject))
 
 
 def new_export(subject: Subject) -> FirstExport:
-    """Return an export as `first_export`, which is made now."""
+    """Make a new export with the model and the settings of `first_export`, and return it."""
     return _new_export(subject.lookup_name)
 
 
 def watched_export(subject: Subject) -> WatchedExport:
-    """Return an export after `first_export` whose effects were watched, the same each time."""
+    """Return a second export, made after `first_export`, whose effects were watched.
+
+    Every call returns the same export.
+    """
     return _watched_export(*_key(subject))
 
 
 def sharded_export(subject: Subject) -> FirstExport:
-    """Return an export in several shards, with `ANY_TOKENIZER` unless the layout writes tokenizers into its
-    own file; the same each time."""
+    """Return an export in several shards. Every call returns the same export.
+
+    The tokenizer is `ANY_TOKENIZER`, unless the layout writes tokenizers into its own file.
+    """
     return _sharded_export(*_key(subject), subject.declares("tokenizer_inside"))
 
 
 def export_from_disk(subject: Subject) -> dict[str, bytes]:
-    """Return the files of `source_export`, if the float checkpoint is quantized from disk."""
+    """Return the files of an export for which the float checkpoint of `source_export` is quantized from disk."""
     with temporary() as parent:
         source = _float_checkpoint(parent / "float", subject.declares("tokenizer_inside"))
         quantize_checkpoint(source, parent / "out", run_config(first_stored(subject)), batches(), exporter=subject.lookup_name)
@@ -231,12 +240,15 @@ def export_from_disk(subject: Subject) -> dict[str, bytes]:
 
 
 def source_export(subject: Subject) -> SourceExport:
-    """Return an export of a model from a float checkpoint, the same each time."""
+    """Return an export of a model that was loaded from a float checkpoint.
+
+    Every call returns the same export.
+    """
     return _source_export(*_key(subject), subject.declares("tokenizer_inside"))
 
 
 def is_slow(subject: Subject) -> bool:
-    """Return whether exports take seconds, so that checks make fewer, except before a release."""
+    """Return whether an export takes seconds. Checks then make fewer exports, except before a release."""
     if is_thorough() or first_export(subject).seconds <= SLOW:
         return False
     return watched_export(subject).seconds > SLOW  # the first export imports what all of them need
@@ -292,7 +304,11 @@ def _sharded_export(of: object, revision: object, layout: str, is_tokenizer_insi
 
 
 def _float_checkpoint(directory: Path, is_tokenizer_inside: bool) -> Path:
-    """Write the small model, with a file of a tokenizer unless the layout reads it, since it is none."""
+    """Write the small model as a float checkpoint, and return its directory.
+
+    The checkpoint gets a placeholder for the tokenizer file. A layout that writes tokenizers into its own
+    file gets none, since the placeholder is no valid tokenizer.
+    """
     saved(directory)
     if not is_tokenizer_inside:
         (directory / _TOKENIZER).write_text('{"kept": "as it is"}', encoding="utf-8", newline="\n")
@@ -321,7 +337,7 @@ def _configs(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _changed(model: nn.Module, tensors: Mapping[str, torch.Tensor], parts: object, configs: tuple[Any, Any]) -> str | None:
-    """Return what differs in the model from before; None for nothing."""
+    """Return the part of the model that is not as before; None if nothing has changed."""
     after = model.state_dict()
     changed = [name for name, tensor in tensors.items() if name not in after or not torch.equal(tensor, after[name])]
     if changed:
@@ -333,5 +349,6 @@ def _changed(model: nn.Module, tensors: Mapping[str, torch.Tensor], parts: objec
 
 
 def _files(directory: Path) -> dict[str, bytes]:
-    """Return all files, those of the run too (`quark_devkit.whole_runs.contents` leaves these out)."""
+    """Return all files, including the files that record the run (`quark_devkit.whole_runs.contents` leaves
+    these out)."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}

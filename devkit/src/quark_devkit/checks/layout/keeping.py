@@ -34,7 +34,10 @@ _ODD = 52
 
 
 def _require_kept(subject: Subject, model: nn.Module, options: ExportOptions | None = None) -> bool:
-    """Require that an export, read back, has the logits of the model; return False if it is refused."""
+    """Require that the model that is read back from an export has the same logits.
+
+    Return False if the layout refuses the export.
+    """
     assume(subject.record.reader is not None, "its record names no reader")
     assume(not subject.declares("rounds_scales"), "it rounds scales, so that logits differ")
     with temporary() as parent:
@@ -92,8 +95,10 @@ def keeps_what_runs_with_the_model(subject: Subject) -> None:
 
 
 def _settings_that_run_with_the_model(subject: Subject) -> Iterator[AlgoConfig]:
-    """Yield the settings of each transform that leave modules in the model: the default, and each boolean
-    option alone."""
+    """Yield the settings of each transform that leave modules in the model.
+
+    The settings to try are the default settings, and settings in which exactly one boolean option is True.
+    """
     for name in [record.name for record in algorithms() if record.kind == "transform" and record.restorer is not None]:
         with suppress(NotApplicableError):  # it may refuse the family of the small model
             settings = settings_of(find_subject(subject.catalog, "transform", name))

@@ -132,7 +132,8 @@ def _rounds_scales(subject: Subject) -> bool:
 
 
 def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
-    """Return the model, or the loaded model if the layout rounds scales."""
+    """Return the model. If the layout rounds scales, return the model that is read back from an export
+    instead."""
     if not _rounds_scales(subject):
         return model
     with exported(subject, model) as out:
@@ -175,7 +176,7 @@ def is_inspected(subject: Subject) -> None:
 
 @check("layout")
 def transformers_reads_it(subject: Subject) -> None:
-    """``from_pretrained`` of transformers gives the same logits if it calls the reader."""
+    """If ``from_pretrained`` of transformers calls the layout's reader, the loaded model has the same logits."""
     _with_reader(subject)
     reads_own_files = isinstance(reader_of(subject.lookup_name), ReadsOwnFiles)
     assume(not reads_own_files, "its reader reads files of its own format, which transformers cannot read")

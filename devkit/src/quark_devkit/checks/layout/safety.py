@@ -1,5 +1,5 @@
-"""Checks of privacy and safety: a checkpoint names no place of this machine and holds no code, and reading it
-has no side effects."""
+"""Checks of privacy and safety: a checkpoint names no place of this machine and contains no code, and reading
+a checkpoint has no side effects."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def _effects_of_reading(directory: Path) -> list[str]:
 
 @check("layout", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Different values of the layout's own options give different files. A value may also be refused, or the
-    option declared to change only the cost."""
+    """Different values of the layout's own options give different files. A value may be refused instead, and
+    an option may be declared to change only the cost."""
     name, model = subject.lookup_name, stored_model(subject)
     tokenizer = small_tokenizer() if subject.declares("tokenizer_inside") else None
 

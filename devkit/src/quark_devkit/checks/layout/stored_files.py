@@ -38,8 +38,8 @@ class StoredTensor:
         file: Name of the file.
         dtype: Dtype in the header.
         shape: Sizes.
-        begin: First byte, counted from the end of the header.
-        end: The byte after the last one.
+        begin: The position of the first byte, counted from the end of the header.
+        end: The position after the last byte.
     """
 
     file: str
@@ -78,7 +78,7 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def wrong_index(directory: Path, tensors: dict[str, StoredTensor]) -> str | None:
-    """Return an error in the index of the shards in a directory, as a predicate; None if it is right."""
+    """Return an error in the index of the shards in a directory, as a predicate; None if the index is right."""
     files = {tensor.file for tensor in tensors.values()}
     path = directory / "model.safetensors.index.json"
     if not path.is_file():
@@ -97,13 +97,13 @@ def wrong_index(directory: Path, tensors: dict[str, StoredTensor]) -> str | None
 
 @contextmanager
 def failing_open(below: Path, number: int) -> Iterator[list[Path]]:
-    """Make Python fail to open files for writing below a directory, after some calls, as on a full disk.
+    """Make opening files for writing below a directory fail after some calls, as on a full disk.
 
-    Yields the list of all files that were to be opened so.
+    Yields a list of all files that Python code has tried to open in this way.
 
     Args:
         below: The directory.
-        number: Number of successful calls.
+        number: The number of calls that succeed first.
     """
     seen: list[Path] = []
 
