@@ -4,11 +4,11 @@
 
     from quark_devkit import SchemeConformance
 
-    class TestAcmeInt3(SchemeConformance):
-        subject = "acme_int3"
+    class TestAcmeInt3(SchemeConformance): subject = "acme_int3"
 
-Every check is a test method, ``test_`` and its name. A subclass can neither override nor remove one. Declare
-an intended failure, with a reason, in ``pyproject.toml`` (see `quark_devkit.expected_failures`).
+Every check becomes a test method, whose name is ``test_`` and the check's name. A subclass can neither
+override nor remove a check. Declare an intended failure, with a reason, in ``pyproject.toml`` (see
+`quark_devkit.expected_failures`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class Conformance:
         subject: Registered name of the record, or name of the distribution.
 
     Raises:
-        TypeError: A subclass names no subject, or overrides or removes a check; raised when the subclass is
-            defined.
+        TypeError: When a subclass is defined, it names no subject, or it overrides or removes a check.
     """
 
     kind: ClassVar[str] = ""
@@ -67,7 +66,7 @@ class Conformance:
             raise TypeError(f"{cls.__name__} has no subject: write subject = 'the registered name'")
 
     def run_one(self, check: Check) -> Result:
-        """Run one check on the subject among the plugins of this process."""
+        """Find the subject among the plugins of this process, and run one check on it."""
         subject = find_subject(catalog(), self.kind, self.subject)
         pyproject = find_pyproject(subject.distribution, Path(inspect.getfile(type(self))).parent)
         own = attrs.evolve(subject, source_directory=None if pyproject is None else pyproject.parent)
@@ -178,4 +177,4 @@ class GraphOpConformance(Conformance, kind="graph_op"):
 
 
 class DistributionConformance(Conformance, kind="distribution"):
-    """Every check of a distribution as a whole; its ``subject`` is the distribution's name."""
+    """Every check of a distribution as a whole; ``subject`` is the distribution's name."""

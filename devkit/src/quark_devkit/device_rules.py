@@ -32,11 +32,11 @@ class Wait:
     """A wait of the host for the device.
 
     Attributes:
-        kind: ``"value"``: Python reads a value, as ``float(x)`` and ``bool(x)`` do; ``"shape"``: a result's
-            shape depends on values, as the shape of ``x[mask]`` does; ``"to host"`` and ``"from host"``: a
-            copy
-            that is not ``non_blocking``.
-        place: File, line and function outside torch that caused it, ``"gptq/damping.py:90 damped"``.
+        kind: ``"value"``: Python reads a value, for example in ``float(x)`` or ``bool(x)``; ``"shape"``: a
+            result's shape depends on values, for example in ``x[mask]``; ``"to host"`` and ``"from host"``: a
+            copy that is not ``non_blocking``.
+        place: File, line and function outside torch that caused the wait, such as ``"gptq/damping.py:90
+            damped"``.
         operator: Name of the operator, such as ``"aten::_local_scalar_dense"``.
     """
 
@@ -46,7 +46,8 @@ class Wait:
 
 
 def refuse_mixed(func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raise RuntimeError, like torch, if an operator mixes tensors of both devices."""
+    """Raise RuntimeError, as torch does, if an operator mixes tensors of the CPU and of the simulated
+    device."""
     generator = kwargs.get("generator")
     if generator is not None and generator.device.type != NAME:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{generator.device.type}' ({func}, {_place()})")
@@ -67,7 +68,7 @@ def refuse_mixed(func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwa
 
 
 def wait_of(func: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> Wait | None:
-    """Return how the host waits for an operator; None if it does not."""
+    """Return how the host waits for an operator; None if the host does not wait."""
     kind: WaitKind | None = None
     if name == "copy_":
         kind = _copied(args[0], args[1], kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
@@ -91,7 +92,8 @@ def _copied(target: Tensor, source: Tensor, non_blocking: bool) -> WaitKind | No
 
 
 def _indexed(args: Any, *, is_written: bool) -> WaitKind | None:
-    """Return how indexing waits: for the elements of a mask, or for indices from the host."""
+    """Return the kind of wait that an indexing operator causes: for the shape of a masked result, or for
+    indices that are copied from the host. Return None if there is no wait."""
     indices = [x for x in args[1] if isinstance(x, Tensor)]
     if any(x.dtype in (torch.bool, torch.uint8) for x in indices):
         is_filled = is_written and len(indices) == 1 and args[2].numel() == 1  # then torch fills instead of indexing
@@ -110,7 +112,8 @@ _PASSED_OVER = (
 
 
 def _place() -> str:
-    """Return the innermost place outside torch and the device: end of path, line and function."""
+    """Return the innermost place on the call stack outside torch and the simulated device: the end of the
+    path, the line, and the function."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

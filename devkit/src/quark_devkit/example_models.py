@@ -1,4 +1,5 @@
-"""Tiny models of families, from a template's example or a small configuration; and tokens for them."""
+"""Tiny models of families, built from a template's example or from a small configuration, and tokens for
+these models."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def example_of(subject: Subject) -> Any:
 
 
 def separated(subject: Subject, dtype: torch.dtype = torch.float64) -> Any:
-    """Return the example with experts as separate layers, as in a run, and parameters of another dtype."""
+    """Return the example with its experts as separate layers, as in a run, and with parameters of
+    ``dtype``."""
     model = example_of(subject)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():
@@ -94,17 +96,19 @@ def blocks_of(model: nn.Module, facts: Architecture) -> list[nn.Module]:
 
 
 def named_by(module: nn.Module, pattern: str) -> list[str]:
-    """Return the names of submodules that match a name, or a pattern with a star for an expert."""
+    """Return the names of submodules that match ``pattern``: a name, or a pattern with a star in place of an
+    expert's number."""
     return [name for name, _ in module.named_modules() if fnmatchcase(name, pattern) and name.count(".") == pattern.count(".")]
 
 
 def of_experts(facts: Architecture, *names: str) -> tuple[str, ...]:
-    """Return names within an expert as patterns within a block; none without experts."""
+    """Turn names within an expert into patterns within a block. Return an empty tuple if the family has no
+    experts."""
     return tuple(f"{facts.experts}.*.{name}" for name in names) if facts.experts else ()
 
 
 def readers_of_norms(facts: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield norms of a block with the names or patterns of their readers."""
+    """Yield each norm of a block with the names or patterns of the layers that read the norm's output."""
     mixer = tuple(name for name in facts.mixer[:-1] if name not in facts.mixer_context)
     experts = of_experts(facts, *facts.expert_inputs)
     mixture = (*facts.shared_experts[:-1], *(() if facts.experts_norm else (*experts, facts.router)), facts.shared_expert_gate)
@@ -120,7 +124,8 @@ def readers_of_norms(facts: Architecture) -> Iterator[tuple[str, tuple[str, ...]
 
 
 def rows_of(module: nn.Module) -> Tensor:
-    """Return a view of a weight with one row for each output; for norms, the weight itself."""
+    """Return a view of a layer's weight with one row for each output. For a norm, return the weight
+    itself."""
     weight: Any = module.weight
     return weight if weight.ndim != 2 else linear_weight(module)
 
@@ -132,7 +137,8 @@ def float_logits(model: Any) -> Tensor:
 
 
 def inputs_of(model: Any) -> dict[str, Tensor]:
-    """Return the arguments of a forward of an example model: its ``example_inputs``, or token ids."""
+    """Return the arguments for a forward pass of an example model: the model's ``example_inputs``, or token
+    ids."""
     dtype = next(p.dtype for p in model.parameters())
     inputs: dict[str, Tensor] = getattr(model, "example_inputs", {"input_ids": IDS})
     return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}

@@ -51,10 +51,10 @@ class Example:
 
 
 def example_specs(dtype: str) -> Iterator[QTensorConfig]:
-    """Yield specs of a number format to try, of every granularity, with and without zero points.
+    """Yield specs of a number format to try: specs of every granularity, with and without zero points.
 
     The first specs come from registered schemes, which set further fields that the format needs. The last
-    spec is for scales, for formats that hold only scales.
+    spec is a spec of scales, for formats that are only for scales.
     """
     yield from (spec for spec in _specs_of_schemes(*_state()) if spec.dtype is Dtype(dtype))
     yield from _tried({"dtype": dtype})
@@ -111,7 +111,7 @@ def int8_spec(*, is_dynamic: bool = False) -> QTensorConfig:
 
 
 def registered_formats() -> list[str]:
-    """Names of all registered number formats."""
+    """Return the names of all registered number formats."""
     return formats().names()
 
 

@@ -48,7 +48,8 @@ def find_pyproject(distribution: str, start: Path | None = None) -> Path | None:
 
 
 def expected_failures(pyproject: Path | None) -> dict[str, str]:
-    """Return the reasons of expected failures by ``"kind:name:check"``; empty without a file.
+    """Return the reasons of expected failures by ``"kind:name:check"``. Without a file, the dictionary is
+    empty.
 
     Raises:
         ConfigError: The file is not TOML, or its table does not map ids to reasons.
@@ -70,7 +71,7 @@ def refuse_unknown(expected: Mapping[str, str], known: Iterable[str]) -> None:
     """Raise ConfigError if an expected failure names an unknown check.
 
     Args:
-        expected: As `expected_failures` returns them.
+        expected: The expected failures, in the form that `expected_failures` returns.
         known: The ids of all checks of all subjects of the distribution.
     """
     ids = set(known)
@@ -97,7 +98,8 @@ def _read(pyproject: Path) -> dict[str, Any]:
 
 
 def _installed_from(distribution: str) -> Path | None:
-    """Return the ``pyproject.toml`` of an editable installation, from its ``direct_url.json``."""
+    """Return the ``pyproject.toml`` of an editable installation, whose directory is in
+    ``direct_url.json``."""
     try:
         text = metadata.distribution(distribution).read_text("direct_url.json")
     except metadata.PackageNotFoundError:

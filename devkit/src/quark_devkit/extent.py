@@ -73,7 +73,7 @@ _IS_THOROUGH = ContextVar("is_thorough", default=False)
 
 
 def quick(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """Return the checks that take a moment: they make no whole run and start no process."""
+    """Return the checks that take only a moment, since they make no whole run and start no process."""
     return tuple(check for check in checks if check.name not in WHOLE_RUNS | LAWS | OF_DISTRIBUTIONS)
 
 
@@ -84,7 +84,8 @@ def is_thorough() -> bool:
 
 @contextmanager
 def thoroughly(is_thorough: bool = True, /) -> Iterator[None]:
-    """Let checks in the body try every case and repetition, as before a release."""
+    """Make checks in the body of the ``with`` statement try every case and repetition, as before a
+    release."""
     token = _IS_THOROUGH.set(is_thorough)
     try:
         yield

@@ -1,4 +1,5 @@
-"""Runs functions in a fresh process with the plugins of this one; classes and modules are as after import.
+"""Runs functions in a fresh process that has the plugins of this process. Classes and modules have the state
+that they have just after import.
 
 A server process imports torch and transformers once, lives as long as this process, and forks for each call,
 except on Windows.
@@ -40,10 +41,10 @@ _TIMEOUT = 600
 
 
 def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of a function in a fresh process, with the plugins of this one.
+    """Run a function in a fresh process that has the plugins of this process, and return the result.
 
     Args:
-        work: A function of a module. The function, its arguments and its result are pickled.
+        work: A function at the top level of a module. The function, its arguments and its result are pickled.
         *arguments: Arguments of the function.
 
     Raises:
@@ -64,8 +65,10 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
 
 
 def _context() -> BaseContext:
-    """Return the context that starts processes: as forks of a server with the imports, or by themselves on
-    Windows."""
+    """Return the context that starts processes.
+
+    Processes are forks of a server that has already imported the packages. On Windows, they are spawned.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -92,7 +95,10 @@ ForkingPickler.register(MappingProxyType, _reduced)
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep processes that the body starts from importing this program's main module, which may do work."""
+    """Keep this program's main module from being imported in processes that the body starts.
+
+    That import could run the whole program again.
+    """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -102,8 +108,8 @@ def _without_main() -> Iterator[None]:
 
 
 def _added(plugins: Catalog) -> list[tuple[Source, list[Record]]]:
-    """Return the records of plugins that the running program has added, by source; they have no entry
-    point."""
+    """Return the records of plugins that the running program has added, by source. These plugins have no
+    entry point."""
     by_source: dict[Source, list[Record]] = {}
     for registry in plugins.registries.values():
         for claim in registry.claims():
@@ -113,7 +119,8 @@ def _added(plugins: Catalog) -> list[tuple[Source, list[Record]]]:
 
 
 def _places() -> list[str]:
-    """Return the directories of this process's import path, and of packages imported from elsewhere."""
+    """Return the directories of this process's import path, and the directories of packages that were
+    imported from elsewhere."""
     packages = [module for name, module in list(sys.modules.items()) if "." not in name]
     places = {str(Path(place).parent) for module in packages for place in getattr(module, "__path__", ())}
     return [*sys.path, *sorted(places.difference(sys.path))]

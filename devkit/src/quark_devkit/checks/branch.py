@@ -169,7 +169,8 @@ def is_deterministic(subject: Subject) -> None:
 
 @check("branch")
 def is_the_same_on_two_ranks(subject: Subject) -> None:
-    """Two processes that share the calibration samples compute the same tensors as one process, to the bit."""
+    """Two processes that share the calibration samples compute the same tensors as one process does, to the
+    bit."""
     require_same_by_two_ranks(run_with(subject))
 
 

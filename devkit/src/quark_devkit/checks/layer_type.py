@@ -250,7 +250,8 @@ def has_a_scale_for_each_output(subject: Subject) -> None:
 
 
 def _with_one_scale_doubled(quantized: Any) -> tuple[Tensor, Tensor]:
-    """Return the rounded weight of a layer, and the weight with the same codes but the second scale doubled."""
+    """Return the rounded weight of a layer, and the weight with the same codes but with the second scale
+    doubled."""
     quantizer, weight = quantized.weight_quantizer.quantizer, quantized.weight.detach()
     values, qparams = quantizer.round_to_nearest(weight)
     quantized.weight_quantizer.set_qparams(qparams)

@@ -21,14 +21,15 @@ _STEP = 1e-4
 
 
 def example(vocabulary: int = _VOCABULARY) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of a model and of a reference, and right tokens."""
+    """Return log-probabilities of a model, the right tokens, and log-probabilities of a reference model."""
     generator = torch.Generator().manual_seed(0)
     log_q, log_p = (torch.randn(_TOKENS, vocabulary, generator=generator, dtype=torch.float32).log_softmax(-1) for _ in range(2))
     return log_q, torch.arange(_TOKENS) % vocabulary, log_p
 
 
 def metric_of(subject: Subject) -> Callable[[Tensor, Tensor, Tensor], Any]:
-    """Return a function that calls the metric, with the reference only if the record needs a reference."""
+    """Return a function that calls the metric. It passes the reference only if the record needs a
+    reference."""
     metric, needs_reference = subject.load("metric"), subject.record.needs_reference
     return lambda log_q, targets, log_p: metric(log_q, targets, log_p if needs_reference else None)
 
@@ -50,7 +51,8 @@ def gives_a_number_for_each_token(subject: Subject) -> None:
 
 @check("metric", since=2)
 def takes_any_number_of_tokens(subject: Subject) -> None:
-    """For one token and for none, the result is one floating-point number for each token, without a graph."""
+    """For one token and for no tokens, the result has one floating-point number for each token, and no
+    autograd graph."""
     log_q, targets, log_p = example()
     for tokens in (1, 0):
         values = metric_of(subject)(log_q[:tokens], targets[:tokens], log_p[:tokens])
@@ -83,8 +85,8 @@ def looks_at_each_token_alone(subject: Subject) -> None:
 
 @check("metric", since=2)
 def depends_on_models_alone(subject: Subject) -> None:
-    """Another model changes a number, and so does another reference if the record needs one. Another order of
-    the tokens of a large vocabulary changes no number."""
+    """Another model changes a number. Another reference also does, if the record needs a reference. If the
+    entries of a large vocabulary are in another order, no number changes."""
     metric, (log_q, targets, log_p) = metric_of(subject), example(_LARGE)
     before, order = metric(log_q, targets, log_p).clone(), torch.randperm(_LARGE, generator=torch.Generator().manual_seed(1))
     again = metric(log_q[:, order].contiguous(), order.argsort()[targets], log_p[:, order].contiguous())
@@ -128,7 +130,7 @@ def gives_the_same_again(subject: Subject) -> None:
 
 @check("metric", since=2)
 def resolves_small_differences(subject: Subject) -> None:
-    """If log-probabilities change by 1e-4, a number changes by a hundredth as much as if they change by 1e-2.
+    """If log-probabilities change by 1e-4, a number changes a hundredth as much as for a change of 1e-2.
     Metrics computed in 16 bits fail."""
     metric, (log_q, targets, log_p) = metric_of(subject), example()
     direction = torch.randn(log_q.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32)

@@ -48,7 +48,7 @@ def quantized(subject: Subject) -> Any:
 
 
 def outputs(model: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the outputs of a model for the data."""
+    """Return the outputs of a model for the data of these checks."""
     with torch.no_grad():
         return torch.cat([model(x) for x in _data()])
 
@@ -69,7 +69,8 @@ def plans_without_a_change(subject: Subject) -> None:
 
 @check("quant_mode")
 def gives_a_quantized_model(subject: Subject) -> None:
-    """The result is a module with its configuration and plan, and its weights are rounded."""
+    """The result is a module that has the configuration and the plan as attributes. The weights are
+    rounded."""
     model = quantized(subject)
     require(isinstance(model, nn.Module), f"returns a {type(model).__name__}: return the quantized module")
     missing = [name for name in ("quant_config", "quark_plan", "quark_quantized") if not hasattr(model, name)]
@@ -79,7 +80,7 @@ def gives_a_quantized_model(subject: Subject) -> None:
 
 @check("quant_mode")
 def is_near_the_float_model(subject: Subject) -> None:
-    """With 8 bits for weights and inputs, the output is finite and close to the float model's."""
+    """With 8 bits for weights and inputs, the output is finite and close to the output of the float model."""
     before, after = outputs(_model()), outputs(quantized(subject))
     error = ((after - before).norm() / before.norm()).item()
     require(error < _QUANTIZED, f"computes a wrong output with 8 bits: the relative error is {error:.2g}")
@@ -114,9 +115,8 @@ def keeps_excluded_layers_float(subject: Subject) -> None:
 
 @check("quant_mode", since=2)
 def computes_for_any_batch(subject: Subject) -> None:
-    """The mode calibrates on one batch, and on one row. The model returns the same output for a row alone as
-    among
-    others, and for an input at every call."""
+    """The mode can calibrate on one batch, and on one row. The quantized model returns the same output for a
+    row whether the row is alone or in a batch, and the same output for an input at every call."""
     model, (x, other) = _quantizer(subject).quantize_model(_model(), _data()[:1]), _data()
     with torch.no_grad():
         before = model(x)

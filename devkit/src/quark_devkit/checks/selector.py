@@ -1,4 +1,5 @@
-"""Checks of selectors: a choice for every group, within the budget, repeatable, without side effects."""
+"""Checks of selectors: they choose for every group, stay within the budget, are repeatable, and have no side
+effects."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ SHARES = (0.0, 0.3, 0.7, 1.0)
 
 @attrs.define
 class _Asked:
-    """A selector that calls another selector, keeps the problem and the answer, and returns a valid
-    choice."""
+    """A selector that calls another selector and records the problem and that selector's answer. It returns
+    its own valid choice."""
 
     selector: Any = None
     problem: Any = None
@@ -47,7 +48,10 @@ def asked(
     options: Mapping[str, Any] | None = None,
     candidates: Sequence[str] | None = None,
 ) -> tuple[SelectionProblem, Any]:
-    """Return a problem with the budget at the position ``share``, and the selector's answer."""
+    """Return a problem and the selector's answer.
+
+    The budget of the problem is ``share`` of the way from the smallest to the largest reachable size.
+    """
     whole = small_model() if model is None else model
     limits, asking = _Asked(), _Asked(selector_of(subject.lookup_name, options)[1])
     _select(whole, Budget(kl=1.0), batches(1), limits, candidates)
@@ -82,7 +86,7 @@ def chooses_for_every_group(subject: Subject) -> None:
 
 @check("selector", since=2)
 def chooses_among_three_candidates(subject: Subject) -> None:
-    """The selector chooses for each group among three candidates too, within the budget."""
+    """With three candidates, too, the selector chooses one for each group and stays within the budget."""
     others = [name for name in fitting_schemes() if name != coarse_scheme()]
     assume(others, "fewer than three candidates fit the small model")
     problem, selection = asked(subject, candidates=[coarse_scheme(), others[-1], FLOAT])
@@ -93,9 +97,8 @@ def chooses_among_three_candidates(subject: Subject) -> None:
 
 @check("selector", since=2)
 def chooses_under_any_budget(subject: Subject) -> None:
-    """Under a budget of divergence, which does not limit bytes, the selector chooses for each group or raises
-    an error
-    of quark."""
+    """If the budget limits the divergence instead of bytes, the selector chooses for each group or raises an
+    error of quark."""
     asking = _Asked(selector_of(subject.lookup_name)[1])
     try:
         _select(small_model(), Budget(kl=1.0), batches(2), asking)
@@ -108,8 +111,8 @@ def chooses_under_any_budget(subject: Subject) -> None:
 
 @check("selector", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Different values of an option give different choices, losses or curves. A value may also be refused, or
-    the option declared to change only the cost."""
+    """Different values of an option give different choices, losses or curves. A value may be refused instead,
+    and an option may be declared to change only the cost."""
 
     def results(values: Mapping[str, Any]) -> Iterator[Any]:
         for share in (0.3, 0.7):
@@ -150,8 +153,7 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
 
 @check("selector")
 def chooses_the_same_from_disk(subject: Subject) -> None:
-    """For a checkpoint, which is loaded block by block, the choices are the same as for the model in
-    memory."""
+    """If a checkpoint is loaded block by block, the choices are the same as for the model in memory."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         path = saved(Path(directory), torch.float32)
         from_disk = asked(subject, model=path)[1].choices
@@ -162,9 +164,8 @@ def chooses_the_same_from_disk(subject: Subject) -> None:
 
 @check("selector")
 def gives_an_ordered_curve(subject: Subject) -> None:
-    """If the selector returns a curve, the points have increasing sizes, decreasing losses, and the bytes of
-    their
-    choices.
+    """If the selector returns a curve, sizes increase and losses decrease from point to point, and the size
+    of each point is the size of its choices.
     """
     problem, selection = asked(subject)
     assume(selection.curve, "it returns no curve")

@@ -1,4 +1,5 @@
-"""Checks of templates: facts hold on a tiny model, algorithms run or state a reason, exports reload."""
+"""Checks of templates: the facts are true of a tiny model, algorithms run or state a reason, and exports can
+be loaded."""
 
 from __future__ import annotations
 
@@ -66,7 +67,10 @@ def _query_patterns(facts: Architecture) -> tuple[str, ...]:
 
 
 def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
-    """Yield the facts that name modules of a block, with the names; patterns of experts have a star."""
+    """Yield pairs of a fact that names modules of a block and one of the names.
+
+    For modules in experts, the name is a pattern with a star.
+    """
     facts = facts_of(subject)
     for fact in _IN_A_BLOCK:
         names: str | tuple[str, ...] | None = getattr(facts, fact)
@@ -81,7 +85,7 @@ def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
 
 @check("template")
 def is_named_as_its_model_type(subject: Subject) -> None:
-    """The record's name equals ``model_type`` of its facts and of the family's configuration."""
+    """The record's name equals ``model_type`` of the template's facts and of the family's configuration."""
     stated = facts_of(subject).model_type
     require(stated == subject.name, f"states facts of the model type '{stated}' under the name '{subject.name}'")
     seen = example_of(subject).config.model_type
@@ -90,8 +94,8 @@ def is_named_as_its_model_type(subject: Subject) -> None:
 
 @check("template")
 def names_the_decoder_blocks(subject: Subject) -> None:
-    """``decoder_blocks`` names the list of all decoder blocks. A forward calls the blocks of
-    ``encoder_blocks`` first; each list is in order.
+    """``decoder_blocks`` names the list of all decoder blocks. A forward pass calls the blocks of
+    ``encoder_blocks`` before these, and the blocks of each list in the list's order.
     """
     facts, model = facts_of(subject), example_of(subject)
     assume(facts.decoder_blocks is not None, "it states no decoder blocks: the whole model is one block")
@@ -187,7 +191,7 @@ def caches_no_queries(subject: Subject) -> None:
 @check("template")
 def excludes_head_and_routers(subject: Subject) -> None:
     """The output head, routers and gates of shared experts match ``exclude_layers_name``, since quantizing
-    them costs most.
+    these layers costs the most accuracy.
     """
     facts, model = facts_of(subject), separated(subject)
     patterns = facts.with_modules(facts.exclude_layers_name)
@@ -221,11 +225,11 @@ def input_groups_read_one_tensor(subject: Subject) -> None:
 
 @check("template")
 def norms_feed_what_is_said(subject: Subject) -> None:
-    """Moving a scale from a norm into the layers that the facts name as its readers keeps the logits. Scaling
-    the norm alone changes them.
+    """If a scale moves from a norm into the layers that the facts name as the norm's readers, the logits stay
+    the same. If only the norm is scaled, the logits change.
 
     Scales are powers of two. This shows that no other layer reads the norm, that ``norm_has_unit_offset`` is
-    right, and that the norm has a weight if stated.
+    right, and that the norm has a weight if the facts say so.
     """
     facts, model = facts_of(subject), separated(subject)
     expected = float_logits(model)
@@ -256,8 +260,8 @@ def norms_feed_what_is_said(subject: Subject) -> None:
 
 @check("template")
 def values_pass_linearly(subject: Subject) -> None:
-    """If the rows of ``attention_value``, ``mlp_value`` or a similar projection are scaled, the inverse scale
-    in the projection that reads them restores the logits.
+    """If the rows of ``attention_value``, ``mlp_value`` or a similar projection are scaled, the logits are
+    restored by the inverse scale in the projection that reads the output.
     """
     facts, model = facts_of(subject), separated(subject)
     expected, heads = float_logits(model), int(getattr(text_config(model), "num_attention_heads", 1))
@@ -280,7 +284,8 @@ def values_pass_linearly(subject: Subject) -> None:
 
 
 def _move_value(source: nn.Module, target: nn.Module, rows: str, heads: int, *, of_heads: bool) -> None:
-    """Divide value rows by powers of two, and multiply the input channels that read them."""
+    """Divide the value rows of ``source`` by powers of two, and multiply the input channels of ``target``
+    that read these rows."""
     outputs, columns = rows_of(source).shape[0], rows_of(target).shape[1]
     repeats = 1
     if rows == "last_of_each_head":
@@ -303,7 +308,7 @@ def _powers(count: int, seed: int) -> Tensor:
 
 
 def _scale_rows(module: nn.Module, rows: Tensor, by: Tensor, offset: float = 0.0) -> None:
-    """Multiply output channels; ``offset`` is 1 for norms that multiply by ``1 + weight``."""
+    """Multiply output channels of a module. ``offset`` is 1 for norms that multiply by ``1 + weight``."""
     with torch.no_grad():
         weight = rows_of(module)
         factor = by if weight.ndim == 1 else by[:, None]
@@ -315,8 +320,8 @@ def _scale_rows(module: nn.Module, rows: Tensor, by: Tensor, offset: float = 0.0
 
 @check("template")
 def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
-    """Each registered algorithm has settings that can be planned and that name existing layers, or refuses
-    the family with a reason.
+    """Each registered algorithm has settings that can be planned and that name existing layers, or the
+    algorithm refuses the family with a reason.
     """
     facts = facts_of(subject)
     for record in algorithms():
@@ -349,7 +354,8 @@ def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
 
 @check("template")
 def every_algorithm_runs(subject: Subject) -> None:
-    """Each fitting algorithm quantizes the model with finite logits, in runs with one algorithm per role."""
+    """With each fitting algorithm, the quantized model has finite logits. One run has one algorithm of each
+    role."""
     for together in _runs_of_all(subject):
         model, config = example_of(subject), coarse_config(subject)
         config.algo_config = together
@@ -360,7 +366,8 @@ def every_algorithm_runs(subject: Subject) -> None:
 
 @check("template")
 def quantizes_and_reloads(subject: Subject) -> None:
-    """A model quantized with a fitting transform of each role and a rounding reloads to the same logits."""
+    """A model that is quantized with a fitting transform of each role and with a rounding has the same logits
+    after export and loading."""
     facts, layout = facts_of(subject), readable_layout()
     model, config = example_of(subject), coarse_config(subject)
     before = logits_of(model)
@@ -377,7 +384,8 @@ def quantizes_and_reloads(subject: Subject) -> None:
 
 
 def _runs_of_all(subject: Subject) -> list[list[AlgoConfig]]:
-    """Return the settings of all fitting algorithms, in as few runs as possible."""
+    """Return the settings of all fitting algorithms, divided into as few runs as possible: one list for each
+    run."""
     by_role: dict[object, list[AlgoConfig]] = {}
     for name, settings in _fitting(facts_of(subject)):
         record = algorithms().get(name)

@@ -66,7 +66,7 @@ checks_of_settings = tuple(map(check("transform"), algorithm.OF_SETTINGS))
 @check("transform", since=2)
 def heeds_its_options(subject: Subject) -> None:
     """Different values of an option give different transformed models, whatever the boolean options are. A
-    value may also be refused, or the option declared to change only the cost."""
+    value may be refused instead, and an option may be declared to change only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[object]:
         for scheme in schemes_for(subject):
@@ -84,7 +84,7 @@ statistics_are_sums_over_tokens = check("transform", since=2)(algorithm.statisti
 
 @check("transform")
 def has_a_place_among_the_others(subject: Subject) -> None:
-    """``role``, ``before`` and ``after`` of the record define an order with every other registered transform,
+    """``role``, ``before`` and ``after`` of the record define an order with each other registered transform,
     and with all compatible transforms together.
     """
     record: AlgorithmRecord = subject.record
@@ -109,8 +109,8 @@ def changes_something(subject: Subject) -> None:
 
 @check("transform")
 def keeps_the_function(subject: Subject) -> None:
-    """In float64, the changed model gives the same logits up to rounding, also with fused q/k/v and gate/up
-    and with biases.
+    """In float64, the changed model gives the same logits up to rounding. This includes models with fused
+    q/k/v and gate/up projections and with biases.
     """
     for scheme in schemes_for(subject):
         _keeps_function(scheme, valid_settings(subject))
@@ -137,9 +137,8 @@ def keeps_the_function_with_dead_channels(subject: Subject) -> None:
 @check("transform", since=2)
 def reports_what_it_applied(subject: Subject) -> None:
     """A block that the transform reports as changed has changed parameters, whether validation finds an
-    improvement or not. The transform reports other blocks with ``applied: False``, since a run leaves a
-    transform without effect out of
-    the configuration."""
+    improvement or not. For other blocks, the transform reports ``applied: False``. A run removes a transform
+    without any effect from the configuration."""
     for scheme, is_improvement in product(schemes_for(subject), (True, False)):
         with every_validation(is_improvement=is_improvement):
             result = transformed(scheme, valid_settings(subject))
@@ -222,8 +221,8 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 
 @check("transform")
 def streams_to_the_same_bytes(subject: Subject) -> None:
-    """A checkpoint quantized from disk, block by block with ``works_by_block``, equals one quantized in
-    memory, byte for byte.
+    """A checkpoint that is quantized from disk equals one that is quantized in memory, byte for byte. If the
+    transform sets ``works_by_block``, the run from disk works block by block.
     """
     require_same_from_disk(run_config(schemes_for(subject)[-1], valid_settings(subject)))
 
@@ -235,8 +234,8 @@ is_copied_and_pickled = check("transform", since=2)(algorithm.is_copied_and_pick
 def resumes_to_the_same_bytes(subject: Subject) -> None:
     """A run that fails between two blocks and is resumed writes the same bytes as a complete run.
 
-    A transform keeps its state between blocks by `learned()` and `recall()`, since finished blocks do not run
-    again.
+    Finished blocks do not run again. A transform therefore saves its state between blocks with `learned()`
+    and restores the state with `recall()`.
     """
     assume(
         processor_of(subject).works_by_block,
@@ -255,7 +254,8 @@ def is_the_same_on_two_ranks(subject: Subject) -> None:
 
 @check("transform")
 def its_rounding_is_one(subject: Subject) -> None:
-    """``rounding()`` returns None, or a `quark.algorithms.Rounding` that runs if the user names none."""
+    """``rounding()`` returns None or a `quark.algorithms.Rounding`. This rounding runs if the user names no
+    rounding."""
     rounding = processor_of(subject).rounding()
     assume(not (rounding is None or isinstance(rounding, RoundToNearest)), "it works with round-to-nearest")
     refuse_strange(rounding, "rounding", origin("algorithms", subject.lookup_name))

@@ -84,7 +84,7 @@ def _selected(
 
     Raises:
         ConfigError: A kind, a name or an expected failure is unknown, or the distribution registers nothing
-            of that kind.
+            of a given kind.
     """
     from quark.errors import ConfigError
     from quark.plugins.catalog import recorded_catalog  # a plugin that fails gets a report instead of an error, in strict mode too

@@ -1,4 +1,4 @@
-"""``quark new-plugin``: write a small distribution with plugins as a start for your own."""
+"""``quark new-plugin``: write a small distribution with plugins, from which you can start your own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def new_plugin(
 
 
 def _with_an_option_for_each_kind() -> None:
-    """Replace the command's keyword arguments by an option for each kind, for typer."""
+    """Replace ``**kinds`` in the command's signature by one option for each kind, since typer reads the
+    signature."""
     own = signature(new_plugin, eval_str=True)
     options = []
     for kind in PLUGIN_KINDS:

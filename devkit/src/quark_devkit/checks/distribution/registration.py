@@ -116,7 +116,8 @@ def registers_records_that_are_kept(subject: Subject) -> None:
 
 @check("distribution")
 def registers_a_bounded_number_of_records(subject: Subject) -> None:
-    """A hook yields fewer records than the limit. Names that follow a rule belong in one record with options."""
+    """A hook yields fewer records than the limit. If names follow a rule, they belong in one record with
+    options."""
     counts = Counter(registry.kind.hook for registry, _ in claims_of(subject))
     for hook, count in counts.items():
         require(count < MOST_RECORDS, f"yields {count} records from '{hook}', but at most {MOST_RECORDS} are allowed")

@@ -106,7 +106,8 @@ def _scratch() -> Path:
 
 @cache
 def _wheel(source: Path) -> Path | str:
-    """Build a source directory, and return the wheel. If the build fails, return the reason, as a predicate."""
+    """Build a source directory, and return the wheel. If the build fails, return the reason instead, as a
+    predicate."""
     work = Path(tempfile.mkdtemp(dir=_scratch()))
     shutil.copytree(source, work / "source", ignore=_NOT_COPIED, symlinks=True)
     complaint = _pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(work), str(work / "source"))

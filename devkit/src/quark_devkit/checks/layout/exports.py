@@ -232,7 +232,8 @@ def sharded_export(subject: Subject) -> FirstExport:
 
 
 def export_from_disk(subject: Subject) -> dict[str, bytes]:
-    """Return the files of an export for which the float checkpoint of `source_export` is quantized from disk."""
+    """Return the files of an export for which the float checkpoint of `source_export` was quantized from
+    disk."""
     with temporary() as parent:
         source = _float_checkpoint(parent / "float", subject.declares("tokenizer_inside"))
         quantize_checkpoint(source, parent / "out", run_config(first_stored(subject)), batches(), exporter=subject.lookup_name)

@@ -176,7 +176,8 @@ def is_inspected(subject: Subject) -> None:
 
 @check("layout")
 def transformers_reads_it(subject: Subject) -> None:
-    """If ``from_pretrained`` of transformers calls the layout's reader, the loaded model has the same logits."""
+    """If ``from_pretrained`` of transformers calls the layout's reader, the model that it loads has the same
+    logits."""
     _with_reader(subject)
     reads_own_files = isinstance(reader_of(subject.lookup_name), ReadsOwnFiles)
     assume(not reads_own_files, "its reader reads files of its own format, which transformers cannot read")

@@ -78,7 +78,8 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def wrong_index(directory: Path, tensors: dict[str, StoredTensor]) -> str | None:
-    """Return an error in the index of the shards in a directory, as a predicate; None if the index is right."""
+    """Return an error in the index of the shards in a directory, as a predicate; None if there is no error in
+    it."""
     files = {tensor.file for tensor in tensors.values()}
     path = directory / "model.safetensors.index.json"
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Checks of observers: ranges of single and merged data, and options."""
+"""Checks of observers: ranges of single data sets and merged data sets, and options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def data_of(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
 
 
 def accepted_examples(subject: Subject) -> list[Example]:
-    """Return the accepted example specs of all registered formats with the observer."""
+    """Return the example specs with the observer that registered formats accept."""
     observer = subject.load("observer")
     return [example for example in examples(registered_formats(), observer.__name__) if len(example.quantizer.levels) == 1]
 
@@ -55,7 +55,7 @@ def examples_of(subject: Subject) -> list[Example]:
 
 
 def observed(example: Example, *tensors: Tensor) -> Observer:
-    """Return an observer of an example that has seen these tensors."""
+    """Return an observer for an example, after the observer has seen the given tensors."""
     observer = example.quantizer.observer()
     for x in tensors:
         observer.observe(x)
@@ -63,7 +63,7 @@ def observed(example: Example, *tensors: Tensor) -> Observer:
 
 
 def range_of(example: Example, *tensors: Tensor) -> Range:
-    """Return the range of an observer of an example that has seen these tensors."""
+    """Return the range that an observer for an example returns after it has seen the given tensors."""
     return observed(example, *tensors).range()
 
 
@@ -83,7 +83,8 @@ def observes_once(example: Example) -> bool:
 
 
 def _empty(example: Example) -> Tensor | None:
-    """Return a tensor without rows; None if such a tensor has no scales."""
+    """Return a tensor without rows. Return None if the example's granularity gives such a tensor no
+    scales."""
     granularity, shape = example.quantizer.granularity, (0, SHAPE[1])
     return torch.zeros(shape) if granularity.scale_shape(shape) == granularity.scale_shape(SHAPE) else None
 
@@ -156,8 +157,8 @@ def gives_the_same_each_time(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def merges_to_what_one_observer_sees(example: Example) -> None:
-    """Two merged observers give the range of one observer that has seen both data sets, up to float32
-    rounding. An observer that refuses a second tensor refuses a merge too.
+    """After two observers are merged, the range equals the range of one observer that has seen both data
+    sets, up to float32 rounding. An observer that refuses a second tensor refuses a merge too.
     """
     merged, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
     if observes_once(example):
@@ -199,7 +200,7 @@ def refuses_to_merge_another_kind(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def merging_with_an_empty_one_changes_nothing(example: Example) -> None:
-    """Merging with an empty observer, in either direction, gives the range of the other."""
+    """If an observer is merged with an empty observer, in either direction, the range does not change."""
     wanted = range_of(example, data_of())
     for first, second in (((data_of(),), ()), ((), (data_of(),))):
         merged = observed(example, *first)
@@ -233,7 +234,7 @@ def extremes_are_extremes(example: Example) -> None:
     """An observer with ``is_extremes`` returns exactly the smallest and largest value of the elements that
     share a scale.
 
-    For specs without zero points, it may return ± the largest magnitude instead.
+    For specs without zero points, the observer may return ± the largest magnitude instead.
     """
     granularity = example.quantizer.granularity
     parts = [data_of(1), 3 * data_of(2)]
@@ -284,13 +285,14 @@ def works_on_an_accelerator(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def keeps_no_graph(example: Example) -> None:
-    """The range never requires gradients, since it would keep the graph of a whole forward alive."""
+    """The range never requires gradients, since such a range would keep the autograd graph of a whole forward
+    pass in memory."""
     low, high = range_of(example, data_of().requires_grad_())
     require(not (low.requires_grad or high.requires_grad), "returns a range that requires gradients")
 
 
 def _reach(example: Example) -> Tensor:
-    """Return how far from zero each range reaches, relative to the data."""
+    """Return the magnitude of each range, divided by the largest magnitude in the data."""
     granularity = example.quantizer.granularity
     largest = granularity.rows(data_of()).abs().amax(1).view(granularity.scale_shape(SHAPE))
     low, high = range_of(example, data_of())
@@ -299,14 +301,15 @@ def _reach(example: Example) -> Tensor:
 
 @check("observer", each=examples_of)
 def reaches_not_far_beyond_the_data(example: Example) -> None:
-    """The range reaches at most eight times as far from zero as the data."""
+    """The magnitude of each range is at most eight times the largest magnitude in the data."""
     worst = float(_reach(example).max())
     require(worst <= _WIDEST, f"returns a range {worst:.3g} times as far from zero as the data")
 
 
 @check("observer", each=examples_of)
 def reaches_some_of_the_data(example: Example) -> None:
-    """No range is empty, and each reaches at least a hundredth as far from zero as the data."""
+    """No range is empty. The magnitude of each range is at least a hundredth of the largest magnitude in the
+    data."""
     least = float(_reach(example).min())
     require(least >= _NARROWEST, f"returns a range {least:.3g} times as far from zero as the data")
 
@@ -338,7 +341,7 @@ def _range_with(observer: Any, example: Example, options: Mapping[str, Any]) -> 
     """Return the range of an observer class with some options.
 
     Raises:
-        ConfigError: It refuses them.
+        ConfigError: The observer refuses the options.
     """
     level = example.quantizer.stored_level
     spec = level.spec.set(observer_options=options)
@@ -361,7 +364,7 @@ def refuses_unknown_options(subject: Subject) -> None:
 
 @check("observer")
 def accepts_the_defaults_of_its_options(subject: Subject) -> None:
-    """Each listed option accepts its default, and gives the same range as if it is left out."""
+    """Each listed option accepts its default. The range is then the same as without the option."""
     observer = subject.load("observer")
     options = observer_options(observer)
     assume(options, "it lists no options")
@@ -378,7 +381,7 @@ def accepts_the_defaults_of_its_options(subject: Subject) -> None:
 @check("observer", since=2)
 def heeds_its_options(subject: Subject) -> None:
     """Different values of an option give different ranges for some spec, whatever the boolean options are. A
-    value may also be refused, or the option declared to change only the cost."""
+    value may be refused instead, and an option may be declared to change only the cost."""
     observer = subject.load("observer")
 
     def results(values: Mapping[str, Any]) -> Iterator[str]:

@@ -1,5 +1,5 @@
-"""Checks of observers that see data in parts: in unequal batches, merged in any grouping, or sent to another
-process."""
+"""Checks of observers that see data in parts: they get unequal batches, are merged in any grouping, or are
+sent to another process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _of_several(subject: Subject) -> list[Example]:
     """Return the examples whose observer sees more than one tensor.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: The observer of each example sees only one tensor.
     """
     found = [example for example in examples_of(subject) if not observes_once(example)]
     if not found:
@@ -32,8 +32,8 @@ def _of_several(subject: Subject) -> list[Example]:
 
 
 def _of_tokens(subject: Subject) -> list[Example]:
-    """Return the examples of `_of_several` whose scales do not depend on the number of rows, which are
-    tokens.
+    """Return the examples of `_of_several` in which rows can be tokens: the number of scales does not depend
+    on the number of rows.
     """
     rows = [(shape, SHAPE[1]) for shape in (1, SHAPE[0])]
     found = [e for e in _of_several(subject) if len({e.quantizer.granularity.scale_shape(shape) for shape in rows}) == 1]
@@ -44,8 +44,8 @@ def _of_tokens(subject: Subject) -> list[Example]:
 
 @check("observer", since=2, each=_of_several)
 def merges_parts_in_any_grouping(example: Example) -> None:
-    """Observers of four unequal parts, merged in either of two groupings, give the range of one observer of
-    all data, up to float32 rounding."""
+    """Observers of four unequal parts are merged in either of two groupings. The range equals that of one
+    observer of all data, up to float32 rounding."""
     parts = [(1 + 2 * seed) * data_of(seed) for seed in range(4)]
     whole = range_of(example, *parts)
     balanced = [observed(example, part) for part in parts]
@@ -60,8 +60,8 @@ def merges_parts_in_any_grouping(example: Example) -> None:
 
 @check("observer", since=2, each=_of_several)
 def merging_changes_one_alone(example: Example) -> None:
-    """After a merge, the observer that was merged in keeps its range, even if the first observer sees more
-    data."""
+    """After one observer is merged into another, its own range stays the same, even if the other observer
+    sees more data."""
     first, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
     before = tuple(end.clone() for end in other.range())
     empty = observed(example)
@@ -86,8 +86,8 @@ def can_be_sent_to_another_process(example: Example) -> None:
 
 @check("observer", since=2, each=_of_tokens)
 def gives_the_range_of_all_tokens_in_any_batches(example: Example) -> None:
-    """Unequal batches of tokens give the same range in another order. If the observer keeps extremes, they
-    give the range of one tensor of all tokens."""
+    """Unequal batches of tokens give the same range in any order. If the observer keeps extremes, this is the
+    range of one tensor with all tokens."""
     x = data_of(1) * torch.linspace(0.2, 3, SHAPE[0])[:, None]
     batches = x.split(_BATCHES)
     seen, reverse = range_of(example, *batches), range_of(example, *reversed(batches))

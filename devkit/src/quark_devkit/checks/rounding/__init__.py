@@ -42,11 +42,12 @@ MARGIN = 3
 
 
 def _survives(case: Case, where: str, layers: dict[str, Any], data: Inputs | None = None) -> bool:
-    """Require that the layers get weights on the grid, or that the rounding raises RoundingError, after which
-    a run rounds to nearest.
+    """Require that the layers get weights on the grid, or that the rounding raises RoundingError.
+
+    After this error, a run rounds to nearest.
 
     Returns:
-        Whether they are rounded.
+        Whether the rounding has rounded the layers.
     """
     try:
         rounded(case.rounding(), layers, data)
@@ -75,9 +76,9 @@ checks_of_settings = tuple(map(check("rounding"), algorithm.OF_SETTINGS))
 
 @check("rounding", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Different values of an option give different weights, or other layers to which the rounding applies,
-    whatever the
-    boolean options are. A value may also be refused, or the option declared to change only the cost."""
+    """Different values of an option give different weights, or make the rounding apply to other layers,
+    whatever the boolean options are. A value may be refused instead, and an option may be declared to change
+    only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if quantization shrank inputs
@@ -92,7 +93,7 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("rounding")
 def says_to_which_layers_it_applies(subject: Subject) -> None:
-    """``applies_to`` returns True or False for any name, always the same."""
+    """``applies_to`` returns True or False for any name, and returns the same at every call."""
     rounding = processor_of(subject)
     for name in ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer"):
         answers = [rounding.applies_to(name) for _ in range(2)]
@@ -165,7 +166,7 @@ def changes_nothing_but_weights(case: Case) -> None:
 
 @check("rounding", each=one_case)
 def reports_json_values(case: Case) -> None:
-    """The rounding returns metrics as JSON values, by the names of the layers that it got."""
+    """The rounding returns a mapping from the names of the given layers to metrics, which are JSON values."""
     layers = layers_of(case.config)
     report = checked_metrics(rounded(case.rounding(), layers), origin("algorithms", case.subject.lookup_name))
     unknown = [name for name in report if name not in layers]
@@ -183,8 +184,8 @@ def uses_declared_statistics_alone(case: Case) -> None:
 
 @check("rounding")
 def is_deterministic(subject: Subject) -> None:
-    """The same layers and statistics give the same weights, whatever came before: other layers, many calls,
-    or a new object.
+    """The same layers and statistics give the same weights, also after other layers, after many calls, and
+    from a new object.
 
     Random states of the process do not change.
     """
@@ -207,8 +208,8 @@ statistics_are_sums_over_tokens = check("rounding", since=2)(algorithm.statistic
 
 @check("rounding", each=one_case)
 def merged_statistics_give_the_same(case: Case) -> None:
-    """Statistics from unequal batches, or merged from parts in any grouping, give the same weights as
-    statistics from all tokens at once, so that ranks can share the work."""
+    """Statistics give the same weights whether they come from all tokens at once, from unequal batches, or
+    from parts that are merged in any grouping. Ranks rely on this when they share the work."""
     data, needs = inputs(0), case.rounding().needs
     assume(needs, "it needs no statistics")
 
@@ -250,8 +251,8 @@ def statistics_leave_inputs_alone(case: Case) -> None:
 
 @check("rounding", each=cases)
 def is_no_worse_than_round_to_nearest(case: Case) -> None:
-    """On unseen tokens, the output error is at most ``worst_ratio`` times the error of round-to-nearest, up
-    to chance.
+    """On unseen tokens, the output error is at most ``worst_ratio`` times the error of round-to-nearest, plus
+    a margin for chance.
     """
     allowed, other = case.subject.record.worst_ratio, inputs(2, 1024)
     layers, nearest = layers_of(case.config), layers_of(case.config)

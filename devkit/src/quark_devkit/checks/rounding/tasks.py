@@ -25,7 +25,10 @@ ROWS = 32
 def layers_of(
     config: QLayerConfig, count: int = 2, rows: int = ROWS, columns: int = COLUMNS, dtype: torch.dtype = torch.float32
 ) -> dict[str, QuantizedLayer]:
-    """Return layers to round, with biases, by name; their weights are always the same."""
+    """Return layers to round, by name.
+
+    The layers have biases. Their weights are the same at every call.
+    """
     found = {}
     for number in range(count):
         generator = torch.Generator().manual_seed(number)
@@ -61,8 +64,8 @@ def rounded(
     Args:
         rounding: The rounding.
         layers: Layers to change.
-        data: Inputs of the layers; None for `inputs`.
-        held_out: Tokens to validate on; None for none.
+        data: Inputs of the layers; None for the inputs that `inputs` returns.
+        held_out: Tokens for validation; None for a rounding without validation.
         given: Statistics to use instead of the statistics of ``data``.
     """
     columns = int(float_weight(next(iter(layers.values()))).shape[1])
@@ -124,14 +127,16 @@ class Case:
         return rounding
 
     def rounded(self, **sizes: Any) -> list[tuple[Any, Any]]:
-        """Return rounded layers, each with its float layer; sizes as in `layers_of`."""
+        """Return rounded layers, each with its float layer. The keyword arguments are those of
+        `layers_of`."""
         layers = layers_of(self.config, **sizes)
         rounded(self.rounding(), layers, held_out=inputs(1, 32))
         return list(zip(layers.values(), layers_of(self.config, **sizes).values(), strict=True))
 
 
 def cases(subject: Subject) -> list[Case]:
-    """Return a case for each number of levels, granularity, symmetry and scale format."""
+    """Return one case for each combination of granularity, symmetry and scale formats over the levels of a
+    weight."""
     found: dict[object, Case] = {}
     for name, config in schemes_to_round(subject).items():
         kind = tuple((s.qscheme, s.symmetric, s.scale_format, s.is_scale_quant) for s in levels(config.weight))
@@ -145,7 +150,8 @@ def one_case(subject: Subject) -> list[Case]:
 
 
 def mean_square_of(layers: Mapping[str, QuantizedLayer], weights: Iterable[Tensor], data: Inputs) -> Tensor:
-    """Return the squared error of each token's outputs, summed over layers, ``[tokens]``."""
+    """Return the squared error of the outputs for each token, summed over the layers, with shape
+    ``[tokens]``."""
     held_out = HeldOut(data.x, data.reference)
     pairs = zip(layers.values(), weights, strict=True)
     return torch.stack([held_out.squared_error(layer.weight.detach(), held_out.outputs(w)) for layer, w in pairs]).sum(0)  # type: ignore[operator]

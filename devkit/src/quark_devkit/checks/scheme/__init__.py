@@ -1,4 +1,5 @@
-"""Checks of schemes: their configuration, tensors, and a model quantized, exported and loaded."""
+"""Checks of schemes: the configuration, single tensors, and a model that is quantized, exported and
+loaded."""
 
 PARTS = ("configuration", "tensors", "models")
 """The modules with these checks."""

@@ -25,13 +25,13 @@ _CALLS = 100
 
 
 def _builds(subject: Subject) -> dict[str, Callable[..., Any]]:
-    """Return the functions of the record, by field."""
+    """Return the functions that the record references, by the name of the field."""
     fields = ("config", "kv_cache", "attention")
     return {field: subject.load(field) for field in fields if getattr(subject.record, field) is not None}
 
 
 def _specs(built: Any) -> list[TensorSpec]:
-    """The specs in a configuration of a layer or of a tensor."""
+    """Return the specs in a configuration of a layer or of a tensor."""
     if isinstance(built, QLayerConfig):
         return [spec for spec in (built.weight, built.input_tensors, built.output_tensors, built.bias) if spec is not None]
     return [built]
@@ -101,7 +101,8 @@ def refuses_unknown_options(subject: Subject) -> None:
 
 @check("scheme")
 def lists_its_options(subject: Subject) -> None:
-    """Every option has a default and a description, and passing the default equals leaving the option out."""
+    """Every option has a default and a description, and an explicit default gives the same configuration as
+    leaving the option out."""
     options = subject.registry.options(subject.lookup_name)
     build = subject.load("config")
     for option in options:
@@ -116,7 +117,7 @@ def lists_its_options(subject: Subject) -> None:
 @check("scheme", since=2)
 def heeds_its_options(subject: Subject) -> None:
     """Different values of an option build different configurations, whatever the boolean options are. A value
-    may also be refused, or the option declared to change only the cost."""
+    may be refused instead, and an option may be declared to change only the cost."""
     build = subject.load("config")
     require_effects(subject.registry.options(subject.lookup_name), lambda values: [build(**values)])
 

@@ -1,4 +1,4 @@
-"""Checks of the tiny model quantized by a scheme, exported and loaded."""
+"""Checks of the tiny model after it is quantized with a scheme, exported and loaded."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Finished:
 
     Attributes:
         model: The quantized model.
-        logits: Its logits for `_tokens`.
-        path: Directory of the checkpoint, removed with this object.
+        logits: The logits of the quantized model for `_tokens`.
+        path: Directory of the checkpoint. It is removed when this object is destroyed.
     """
 
     model: nn.Module
@@ -56,7 +56,7 @@ class Finished:
 
 
 def _first_row(finished: Finished) -> PlanRow:
-    """The plan's row of the first quantized layer, in the order of the model."""
+    """Return the row of the first quantized layer in the plan, in the order of the model."""
     plan: QuantPlan = finished.model.quark_plan  # type: ignore[assignment]
     return plan.quantized[0]
 
@@ -75,7 +75,7 @@ def _model_config(subject: Subject, **parts: Any) -> QConfig:
 
 
 def _finished(subject: Subject) -> Finished:
-    """The finished model of the scheme.
+    """Return the tiny model, quantized with the scheme and exported.
 
     Raises:
         NotApplicableError: The scheme's groups are too wide for the tiny model.
@@ -89,7 +89,7 @@ def _finished(subject: Subject) -> Finished:
 
 @lru_cache(maxsize=2)
 def _quantized(name: str, plugins: Catalog, revision: object) -> Finished:
-    """Quantize and export once for all checks of a scheme."""
+    """Quantize the tiny model and export it, once for all checks of a scheme."""
     config = tiny_template().get_config(name)
     model: nn.Module = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
     finished = Finished(model, _logits(model), Path(mkdtemp(prefix="quark-conformance-")) / "memory")
@@ -157,7 +157,8 @@ def streams_to_the_same_bytes(subject: Subject) -> None:
 
 @check("scheme")
 def stores_its_effective_bits(subject: Subject) -> None:
-    """A stored weight takes the bits per element that listings show, plus scales of tensors and channels."""
+    """A stored weight takes the number of bits per element that listings show, plus the scales of tensors and
+    channels."""
     weight, formats = config_of(subject).weight, subject.catalog.formats
     said = effective_bits(weight, lambda name: float(formats.get(name).bits))
     if said is None:
@@ -175,7 +176,7 @@ def stores_its_effective_bits(subject: Subject) -> None:
 
 @check("scheme")
 def calibrates_static_activations(subject: Subject) -> None:
-    """Static input scales are computed from the calibration data, and a run without data is refused."""
+    """Static input scales are computed from the calibration data. A run without data is refused."""
     layer = config_of(subject)
     assume(list(static_activations(layer)) and layer.input_tensors is not None, "it has no static input scales")
     is_refused = raises(CalibrationError, ModelQuantizer(_model_config(subject)).quantize_model, tiny_model(torch.bfloat16))
@@ -195,7 +196,8 @@ def calibrates_static_activations(subject: Subject) -> None:
 
 @check("scheme")
 def serves_parts_of_attention(subject: Subject) -> None:
-    """A KV cache or attention that the record offers is quantized, exported and loaded with equal logits."""
+    """If the record offers a KV cache or attention, the model is quantized with it, and the logits are equal
+    after export and loading."""
     record = subject.record
     offered = {"kv_cache_scheme": record.kv_cache, "attention_scheme": record.attention}
     parts = [part for part, reference in offered.items() if reference is not None]

@@ -22,7 +22,7 @@ _MOST_ERROR = 0.9
 
 
 def config_of(subject: Subject) -> QLayerConfig:
-    """The configuration of a layer."""
+    """Return the scheme's configuration of a layer."""
     layer: QLayerConfig = subject.load("config")()
     return layer
 
@@ -39,7 +39,7 @@ def _weight_quantizer(subject: Subject) -> TensorQuantizer:
 
 
 def _fitting(quantizer: TensorQuantizer, rows: int) -> tuple[int, int]:
-    """The smallest power-of-two shape, from 256 columns on, that the weight's spec accepts."""
+    """Return the smallest power-of-two shape with at least 256 columns that the weight's spec accepts."""
     columns = 256
     while quantizer.shape_error((rows, columns)) is not None and columns < _WIDTH:
         rows, columns = max(rows, min(columns, 256)), 2 * columns
@@ -49,7 +49,8 @@ def _fitting(quantizer: TensorQuantizer, rows: int) -> tuple[int, int]:
 
 
 def _most_error(quantizer: TensorQuantizer) -> float:
-    """Return the largest allowed relative error of normal values, which depends on a format's bits."""
+    """Return the largest allowed relative error of normally distributed values, for the bits of the stored
+    format."""
     return min(_MOST_ERROR, max(_LEAST_ERROR, _ERROR_OF_ONE_BIT * 2.0 ** -float(quantizer.stored_level.format.bits)))
 
 
@@ -94,7 +95,7 @@ def serves_hard_weights(subject: Subject) -> None:
 
 @check("scheme")
 def rounds_weights(subject: Subject) -> None:
-    """Rounding changes a normal weight, with a relative error above 0 and below 1."""
+    """Rounding changes a normally distributed weight. The relative error is above 0 and below 1."""
     error = _error_of_weights(_weight_quantizer(subject))
     require(error > 1e-6, "does not round at all")  # rounding error of a division and a product in float32
     require(error < 1, f"rounds a normal weight with a relative error of {error:.3g}: zeros would be no worse")
@@ -102,8 +103,8 @@ def rounds_weights(subject: Subject) -> None:
 
 @check("scheme", level="advisory")
 def errs_as_its_bits_allow(subject: Subject) -> None:
-    """The relative error of a normal weight is at most the error of a uniform grid with the same number of
-    bits.
+    """The relative error of a normally distributed weight is at most the error of a uniform grid with the
+    same number of bits.
     """
     quantizer = _weight_quantizer(subject)
     error, most = _error_of_weights(quantizer), _most_error(quantizer)
@@ -141,7 +142,7 @@ def serves_activations(subject: Subject) -> None:
 
 
 def _input_module(spec: object, x: Tensor) -> QuantizerModule:
-    """An input quantizer, calibrated on ``x`` if it is static."""
+    """Return an input quantizer. A static quantizer is calibrated on ``x``."""
     module = QuantizerModule(spec, activation=True)  # type: ignore[arg-type]
     if not module.quantizer.is_dynamic and not module.quantizer.is_float:
         observer = module.quantizer.observer()
@@ -152,10 +153,11 @@ def _input_module(spec: object, x: Tensor) -> QuantizerModule:
 
 @check("scheme")
 def refuses_or_serves_ragged_groups(subject: Subject) -> None:
-    """If the groups do not divide the width of a layer, the layer is rounded, or the plan refuses it with an
-    error that states its name, its width and the group size.
+    """If the group size does not divide the width of a layer, the layer is rounded, or the plan refuses the
+    layer. The error then states the layer's name, the width and the group size.
 
-    If it is rounded, the ragged columns are as accurate as the others, in values, codes and bytes.
+    If the layer is rounded, no column has a larger error than the format's bits allow, and the codes and the
+    packed bytes decode to the rounded values.
     """
     layer = config_of(subject)
     sizes = [size for level in levels(layer.weight) for size in (level.group_size, *(level.block_size or ())) if size and size > 1]
