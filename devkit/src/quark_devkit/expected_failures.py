@@ -29,15 +29,16 @@ _TABLE = "tool.quark.conformance.expected-failures"
 
 
 def find_pyproject(distribution: str, start: Path | None = None) -> Path | None:
-    """Return the ``pyproject.toml`` of a distribution: in ``start`` or above it, else from its installation.
+    """Return the ``pyproject.toml`` of a distribution.
+
+    The file is looked for in ``start``, then in the directories above, then through an editable installation.
 
     Args:
         distribution: Name of the distribution, in any spelling.
         start: Directory to begin with; the working directory by default.
 
     Returns:
-        None if neither a directory above nor an editable installation leads to a ``pyproject.toml`` of
-        that name.
+        The path; None if no ``pyproject.toml`` of this distribution is found.
     """
     start = (start or Path.cwd()).resolve()
     for directory in (start, *start.parents):

@@ -1,9 +1,9 @@
 """Laws for every kind of plugin: results are the same in any process, and the work leaves nothing behind.
 
-Each kind has a function that lets a subject work once and returns the results (`Work`). The checks call it
-in this process and in a fresh one. The fresh process has an empty environment, another hash seed and another
-working directory. It first loads the plugin on the meta device in bfloat16, as transformers does when it
-builds a model. Then it repeats the work in other default dtypes and on other numbers of threads.
+Each kind has a function that makes a subject work once and returns the results (`Work`). The checks call this
+function in this process and in a fresh process. The fresh process has an empty environment, another hash seed
+and another working directory. It first loads the plugin on the meta device in bfloat16, as transformers does
+when it builds a model. Then it repeats the work in other default dtypes and on other numbers of threads.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Observation:
         other_threads: Results that differ on other numbers of threads, each as ``"'values' on 3 threads"``.
         changed: Names of the state of the process that the work changed.
         alive: Tensors, modules and open files that are left after the work is done a second time.
-        printed: Text that it wrote to stdout.
+        printed: Text that the process wrote to stdout.
     """
 
     first: Mapping[str, str]
@@ -93,7 +93,7 @@ def laws_of(kind: str) -> tuple[Check, ...]:
 
     @check(kind, since=2)
     def does_the_same_again(subject: Subject) -> None:
-        """Results are the same the second time, to the bit."""
+        """If the plugin does the same work twice, the results are the same, to the bit."""
         seen = observed(subject)
         _require_same(seen.first, seen.again, "the second time")
 
@@ -106,7 +106,8 @@ def laws_of(kind: str) -> tuple[Check, ...]:
 
     @check(kind, since=2)
     def does_the_same_on_any_number_of_threads(subject: Subject) -> None:
-        """Results do not depend on torch's number of threads, except for the order of sums in products."""
+        """Results do not depend on torch's number of threads, except that sums in matrix products may be in
+        another order."""
         different = observed(subject).other_threads
         require(not different, f"gives other {_some(different)}")
 
@@ -148,7 +149,8 @@ def _observe(kind: str, name: str, thorough: bool) -> Observation:
 
 
 def _observe_work(kind: str, name: str, thorough: bool) -> Observation:
-    """Return the observations of a subject's work in this process, which has not loaded it before."""
+    """Return the observations of a subject's work in this process. This process must not have loaded the
+    subject before."""
     work = WORKS[kind]
     _warm_up(kind)
     sys.path[:] = map(os.path.abspath, sys.path)
@@ -175,7 +177,7 @@ def _observe_work(kind: str, name: str, thorough: bool) -> Observation:
 
 
 def _warm_up(kind: str) -> None:
-    """Use torch once, so that its first-use effects are not taken for effects of the plugin."""
+    """Use torch once, so that the effects of torch's first use are not attributed to the plugin."""
     layer, x = nn.Linear(64, 64), torch.randn(2, 64)
     layer(x).square().mean().backward()
     torch.linalg.cholesky(torch.eye(4))
@@ -221,8 +223,8 @@ def _with_default_dtype(dtype: torch.dtype, work: Work, subject: Subject) -> Map
 def _digests_in(dtype: torch.dtype, count: int, kind: str, subject: Subject) -> dict[str, str] | None:
     """Return digests of results in another default dtype and on another number of threads at once.
 
-    If they are those of the first time, neither matters. None if the work changes the number of threads, or
-    fails.
+    If these digests equal the first ones, the results depend on neither. Return None if the work fails or
+    changes the number of threads.
     """
     with suppress(Exception), threads(count) if kind in EXACT else _said_to_be(count):
         results = _digests(_with_default_dtype(dtype, WORKS[kind], subject))
@@ -231,7 +233,8 @@ def _digests_in(dtype: torch.dtype, count: int, kind: str, subject: Subject) -> 
 
 
 def _on_threads(kind: str, subject: Subject, first: Mapping[str, Any], counts: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Return the results that differ on other numbers of threads, and changes of that number."""
+    """Return two lists: the results that differ on other numbers of threads, and the changes that the work
+    made to this number."""
     different, changed = [], []
     for count in counts:
         with threads(count) if kind in EXACT else _said_to_be(count):
@@ -244,7 +247,7 @@ def _on_threads(kind: str, subject: Subject, first: Mapping[str, Any], counts: S
 
 @contextmanager
 def _said_to_be(count: int) -> Iterator[None]:
-    """Make torch report ``count`` threads but use one, because small layers are slow on several."""
+    """Make torch report ``count`` threads but use one, because small layers are slow on several threads."""
     before, said = (torch.get_num_threads, torch.set_num_threads), threading.local()
     torch.get_num_threads = lambda: getattr(said, "count", count)
     torch.set_num_threads = lambda nthreads: setattr(said, "count", nthreads)
@@ -269,14 +272,15 @@ def _large_objects() -> list[Any]:
 
 
 def _alive_beside(known: list[Any]) -> tuple[str, ...]:
-    """Return descriptions of the tensors and modules that exist now and are not known."""
+    """Return descriptions of the tensors and modules that exist now and are not in ``known``."""
     before = {id(one()) for one in known}
     new = [one for one in _tensors_and_modules() if id(one) not in before]
     return tuple(f"a tensor {list(one.shape)}" if isinstance(one, Tensor) else f"a {type(one).__name__}" for one in new)
 
 
 def _open_files() -> Counter[str]:
-    """Return how often each file is open in this process; none on systems that do not list them."""
+    """Return how often each file is open in this process. On systems that do not list open files, the result
+    is empty."""
     links = Path("/proc/self/fd")
     found: Counter[str] = Counter()
     for link in os.listdir(links) if links.is_dir() else ():

@@ -32,13 +32,13 @@ _Results = Callable[[Mapping[str, Any]], Iterable[Any]]
 def require_effects(options: Iterable[Option], results: _Results, current: Mapping[str, Any] | None = None) -> None:
     """Require that different values of an option give different results, unless a value is refused.
 
-    The same holds if a boolean option has its other value. Options that are declared to change only speed or
-    memory are left out (`quark.plugins.options.OptionNote`).
+    This must also be true if a boolean option has its other value. Options that are declared to change only
+    speed or memory (`quark.plugins.options.OptionNote`) are left out.
 
     Args:
         options: The options.
         results: Yields results for the given values of options, with the other options unchanged. Results are
-            compared with ``==``. It raises one of `REFUSALS` if it refuses the values.
+            compared with ``==``. The function raises one of `REFUSALS` if the values are refused.
         current: Values of options that differ from their defaults.
 
     Raises:
@@ -69,7 +69,7 @@ def _beside(runs: _Runs, beside: Mapping[str, Any], values: Mapping[str, Any]) -
 
 
 def _effect(option: Option, value: Any, results: Callable[[Mapping[str, Any]], _Remembered]) -> tuple[str | None, Any]:
-    """Return a complaint about an option's values, and a value that changes a result; each may be None."""
+    """Return a complaint about an option's values, or None, and a value that changes a result, or None."""
     seen, changing, idle = [(value, results({}))], list[Any](), list[str]()
     stands_for_another = value is None  # None may have the effect of one other value
     for other in others(option, value):
@@ -94,7 +94,7 @@ def _effect(option: Option, value: Any, results: Callable[[Mapping[str, Any]], _
 
 
 def _effect_beside(values: Mapping[str, Any], flip: Mapping[str, Any], results: Callable[[Mapping[str, Any]], _Remembered]) -> str | None:
-    """Return a complaint if a value changes nothing beside the other value of a boolean; else None."""
+    """Return a complaint if a value changes nothing when a boolean option has its other value; else None."""
     usual, own = results(flip), results({**flip, **values})
     is_same = _is_same(own, usual)
     ((name, other),), (value,) = flip.items(), values.values()
@@ -102,7 +102,7 @@ def _effect_beside(values: Mapping[str, Any], flip: Mapping[str, Any], results: 
 
 
 def _is_same(one: _Remembered, other: _Remembered) -> bool:
-    """Return whether all results are equal; False if one is refused."""
+    """Return whether all results are equal. Return False if the values of one run are refused."""
     for own, known in zip_longest(one, other):
         if one.is_refused or own != known:
             return False
@@ -114,7 +114,7 @@ def _is_number(value: Any) -> bool:
 
 
 def digest(*values: Any) -> str:
-    """Return a hash of tensors and of the texts of other values."""
+    """Return one hash of all values: of the bytes of tensors, and of the ``repr`` of other values."""
     hashed = hashlib.sha256()
     for value in values:
         if isinstance(value, Tensor):
@@ -127,7 +127,7 @@ class _Remembered:
     """Results that are computed once each, on first use.
 
     Attributes:
-        is_refused: Whether the computation has raised one of `REFUSALS`, after which no result follows.
+        is_refused: Whether the computation has raised one of `REFUSALS`. No result follows after that.
     """
 
     def __init__(self, compute: Callable[[], Iterable[Any]]) -> None:
@@ -153,7 +153,8 @@ class _Remembered:
 
 
 class _Runs:
-    """The results of each set of values, computed once: several options are compared with the same run."""
+    """The results for each set of option values. Each is computed once, since several options are compared
+    with the same run."""
 
     def __init__(self, results: _Results) -> None:
         self._results = results
@@ -164,8 +165,11 @@ class _Runs:
 
 
 def others(option: Option, value: Any) -> Iterator[Any]:
-    """Yield values to try: the examples of the option. Without examples, yield values of its type and near
-    ``value``."""
+    """Yield values of an option to try.
+
+    These are the examples of the option. If the option has no examples, they are values of the option's type
+    and values near ``value``.
+    """
     tried = option.note.examples or [*_like(value), *([] if _is_number(value) else _of_type(option.type))]
     seen = [value]
     for other in tried:

@@ -1,4 +1,5 @@
-"""Catalogs of a few distributions: a record is checked among the plugins that its distribution requires."""
+"""Catalogs of a few distributions. A record is checked together with the plugins that the record's
+distribution requires."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _views: WeakKeyDictionary[Catalog, dict[object, Catalog]] = WeakKeyDictionary()
 
 
 def among_its_own(catalog: Catalog, distribution: str) -> Catalog:
-    """Return the plugins of a distribution and of its requirements, the built-in plugins, and the plugin of
-    the suite."""
+    """Return a catalog with the plugins of a distribution and of its requirements, the built-in plugins, and
+    the plugin of the suite."""
     new = list(dict.fromkeys((distribution, SUITE)))
     names, others = {*BUILT_IN, *new}, _distributions(catalog) - {CORE}
     while new and not others <= names:
@@ -34,10 +35,11 @@ def among_its_own(catalog: Catalog, distribution: str) -> Catalog:
 
 @cache  # each check asks for hundreds of distributions: torch, and all that torch requires
 def _requirements(distribution: str, path: tuple[str, ...]) -> frozenset[str]:
-    """Return the distributions that a distribution requires, extras included; none if it is not installed.
+    """Return the distributions that a distribution requires, including those for extras. If the distribution
+    is not installed, the result is empty.
 
     Args:
-        distribution: Its name.
+        distribution: Name of the distribution.
         path: ``sys.path``, which says where distributions are installed.
     """
     try:
@@ -47,9 +49,9 @@ def _requirements(distribution: str, path: tuple[str, ...]) -> frozenset[str]:
 
 
 def among(catalog: Catalog, distributions: Iterable[str]) -> Catalog:
-    """Return the catalog of these distributions and the core, without importing anything again.
+    """Return a catalog with the plugins of these distributions and of the core. Nothing is imported again.
 
-    Return ``catalog`` itself if no other distribution is installed.
+    If no other distribution is installed, return ``catalog`` itself.
 
     Args:
         catalog: All plugins.
@@ -77,6 +79,7 @@ def among(catalog: Catalog, distributions: Iterable[str]) -> Catalog:
 
 
 def _distributions(catalog: Catalog) -> set[str]:
-    """Return all distributions with plugins or records, in use or left out."""
+    """Return all distributions that have plugins or records, including plugins that an environment variable
+    leaves out."""
     claims = (claim.source for entries in catalog.collection.records.values() for claim in entries)
     return {source.distribution for source in (*catalog.sources(), *catalog.left_out, *claims)}

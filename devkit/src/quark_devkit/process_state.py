@@ -1,4 +1,5 @@
-"""State that all code of a process shares, such as logging, torch's defaults and classes; and its changes."""
+"""State that all code of a process shares, such as logging, torch's defaults and classes, and changes of this
+state."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _PATCHED_WHOLE = ("builtins", "io", "json", "logging", "os", "random", "torch", 
 
 
 def shared_state() -> dict[str, Any]:
-    """Return the state that all code of this process shares, by name. It includes torch if that is loaded."""
+    """Return the state that all code of this process shares, by name. The state of torch is included if torch
+    is loaded."""
     root = logging.getLogger()
     state: dict[str, Any] = {
         "the working directory": os.getcwd(),
@@ -43,7 +45,8 @@ def shared_state() -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the state that changed. Additions by an import are not changes."""
+    """Return the names of the state that changed. New names do not count, since imports add names; only new
+    environment variables count."""
     changed = [name for name, value in before.items() if name not in after or after[name] != value]
     return changed + [name for name in after if name not in before and name.startswith("the environment variable")]
 

@@ -62,20 +62,20 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Remember conformance checks that -k, -m or --deselect leave out."""
+    """Record the conformance checks that ``-k``, ``-m`` or ``--deselect`` leave out."""
     for item in items:
         if isinstance(item, _ConformanceItem):
             item.config.stash.setdefault(_DESELECTED, []).append(item.name)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a session that left checks out, since a partial suite does not show conformance."""
+    """Make a session fail that has left checks out, since a part of the suite does not show conformance."""
     if session.config.stash.get(_DESELECTED, []) and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say which checks were left out."""
+    """Print the checks that were left out."""
     deselected = config.stash.get(_DESELECTED, [])
     if deselected:
         names = ", ".join(deselected[:5]) + (", …" if len(deselected) > 5 else "")

@@ -1,4 +1,4 @@
-"""Random states that all code of a process shares, so that drawing from one affects all users."""
+"""Random states that all code of a process shares. Drawing from such a state affects all its users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ __all__ = ["random_states_kept"]
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Require that the body does not change the random states of torch, Python and numpy."""
+    """Require that the body does not change the random states of torch, Python and numpy. Restore those of
+    torch and Python."""
     before, python = _states(), random.getstate()
     with torch.random.fork_rng(devices=[]):
         yield

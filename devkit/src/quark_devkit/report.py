@@ -24,7 +24,7 @@ def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
 
     Args:
         results: The results, ordered by subject.
-        verbose: Whether checks that passed, or are not applicable, have lines too.
+        verbose: Whether to add lines for checks that passed and for checks that are not applicable.
     """
     by_subject: dict[str, list[Result]] = {}
     for result in results:
@@ -66,7 +66,8 @@ def badge(distribution: str, results: Sequence[Result]) -> str:
 
 
 def as_json(distribution: str, results: Sequence[Result]) -> dict[str, Any]:
-    """Return everything as JSON values: the answer, counts, and every result with its requirement."""
+    """Return the report as JSON values: whether the distribution is conformant, counts, and every result with
+    the check's requirement."""
     return {
         "distribution": distribution,
         "version": results[0].subject.version if results else "",
@@ -93,7 +94,7 @@ def as_json(distribution: str, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def as_junit(distribution: str, results: Sequence[Result]) -> str:
-    """Return JUnit XML: a test case for each result; expected failures count as skipped."""
+    """Return JUnit XML with a test case for each result. Expected failures count as skipped."""
     failures = sum(result.is_failure for result in results)
     skipped = sum(result.outcome in ("expected", "not applicable") for result in results)
     suite = ElementTree.Element(

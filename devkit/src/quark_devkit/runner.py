@@ -42,8 +42,8 @@ class Result:
         subject: The subject.
         check: The check.
         outcome: One of `OUTCOMES`.
-        message: The observation and the requirement; for an expected failure or a check that does not apply,
-            the reason; empty if the check passed.
+        message: The observation and the requirement. For an expected failure and for a check that does not
+            apply, the reason. Empty if the check passed.
         seconds: Duration in seconds.
         details: Traceback of an exception that is not a `quark.errors.QuarkError`; else empty.
     """
@@ -67,7 +67,7 @@ class Result:
 
 
 def run_checks(subject: Subject, checks: Iterable[Check], expected: Mapping[str, str] | None = None) -> Iterator[Result]:
-    """Run checks on a subject, one after the other, and yield each result as it is known.
+    """Run checks on a subject, one after the other. Yield each result as soon as the check has ended.
 
     Args:
         subject: A subject of the kind that the checks are for.
@@ -83,7 +83,7 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
 
     Args:
         subject: The subject.
-        check: A check for subjects of that kind.
+        check: A check for subjects of the subject's kind.
         reason: Why the check is expected to fail; None if it is expected to pass.
     """
     begin = time.perf_counter()
@@ -98,12 +98,14 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
 
 
 def is_conformant(results: Sequence[Result]) -> bool:
-    """Return whether at least one check passed or failed as declared, and no other check failed."""
+    """Return whether no check failed, except failures that are declared, and at least one check passed or
+    failed as declared."""
     return any(result.outcome in ("passed", "expected") for result in results) and not any(result.is_failure for result in results)
 
 
 def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
-    """Outcome, message and details, without regard to expected failures."""
+    """Run a check, and return the outcome, the message and the details. Expected failures are not
+    considered."""
     if check.needs is not None and not subject.declares(check.needs):
         return "not applicable", f"the record does not declare the capability '{check.needs}'", ""
     failed = "advised" if check.level == "advisory" else "failed"
@@ -128,7 +130,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep logs of the pipeline, and progress bars of loading and saving, off the terminal."""
+    """Hide the logs of the pipeline and the progress bars of loading and saving."""
     from transformers.utils import logging as transformers_logging
 
     bars = transformers_logging.is_progress_bar_enabled()

@@ -25,9 +25,10 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 
 @contextmanager
 def side_effects() -> Iterator[list[str]]:
-    """Yield a list that gets the side effects of the body, as predicates: ``"starts a program"``.
+    """Yield a list to which the side effects of the body are added, as predicates such as ``"starts a
+    program"``.
 
-    Use it in a process of its own: Python never removes an audit hook.
+    Call this in a separate process, since Python never removes an audit hook.
     """
     effects: list[str] = []
     is_watching = True
@@ -47,8 +48,11 @@ def side_effects() -> Iterator[list[str]]:
 
 @contextmanager
 def prints_reach_stdout() -> Iterator[None]:
-    """Let text that plugins print reach stdout. The core sends it to stderr when it loads a plugin, but other
-    programs that import the plugin do not."""
+    """Make text that plugins print go to stdout.
+
+    When the core loads a plugin, it redirects this text to stderr. Other programs that import the plugin do
+    not.
+    """
 
     def not_redirected(_: object) -> AbstractContextManager[None]:
         return nullcontext()

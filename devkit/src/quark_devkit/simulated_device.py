@@ -1,7 +1,7 @@
 """A simulated accelerator: a torch device whose tensors have real values, computed on the CPU.
 
-It runs accelerator code without an accelerator: models move to the device ``"simulated"`` and compute there,
-autograd and autocast included. It imitates the problems of a GPU:
+Code for accelerators runs on this device without an accelerator: models can be moved to ``"simulated"`` and
+compute there, with autograd and autocast. The device imitates the problems of a GPU:
 
 - an operator that mixes tensors of the device with tensors of the CPU raises, as on a GPU (a CPU tensor
   without dimensions may be an operand of an elementwise operator);
@@ -10,9 +10,10 @@ autograd and autocast included. It imitates the problems of a GPU:
 - division by a host number is multiplication by its reciprocal, as in CUDA, so the last bit may differ;
 - the bytes of live tensors, and their peak, are counted.
 
-Otherwise, results equal the CPU's results, to the bit, if the code computes the same. The device does not
-simulate streams, memory inside an operator, other kernels of a GPU, or the order of their sums. torch keeps
-the device until the process ends. Importing this module does not create the device.
+Otherwise, if the code does the same operations, the results equal the results of the CPU, to the bit. The
+device does not simulate streams, memory inside an operator, the different kernels of a GPU, or the order of
+sums in these kernels. torch keeps the device until the process ends. Importing this module does not create
+the device.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class SimulatedDevice:
     Attributes:
         name: Name of the device for ``tensor.to`` and ``device=``.
         waits: The waits, in order.
-        bytes: Bytes of the live tensors, including tensors that are older than this record.
+        bytes: Bytes of the live tensors, including tensors that were made before this record.
         peak: The largest value of `bytes`.
     """
 
@@ -69,7 +70,7 @@ class SimulatedDevice:
         return torch.device(NAME, 0)
 
     def counted(self, *kinds: WaitKind, within: str = "") -> dict[str, int]:
-        """Return the number of waits of each place, the most frequent first.
+        """Return the number of waits for each place in the code, in descending order.
 
         Args:
             kinds: Kinds of waits to count; all by default.
@@ -79,18 +80,18 @@ class SimulatedDevice:
         return dict(counts.most_common())
 
     def reset_peak(self) -> None:
-        """Restart the peak at the current bytes."""
+        """Set the peak to the bytes that are now in use."""
         self.peak = self.bytes
 
     def allocate(self, size: int) -> None:
-        """Count ``size`` more bytes."""
+        """Count ``size`` more bytes as used."""
         self.bytes += size
         self.peak = max(self.peak, self.bytes)
 
 
 @contextmanager
 def simulated_device() -> Iterator[SimulatedDevice]:
-    """Yield the record of a fresh device ``"simulated"``; its tensors stay valid after the body.
+    """Yield a new record of the device ``"simulated"``. Tensors on the device stay valid after the body.
 
     Raises:
         UnsupportedError: Another package already uses torch's only slot for a device.
@@ -109,14 +110,15 @@ def simulated_device() -> Iterator[SimulatedDevice]:
 
 
 class SimulatedTensor(Tensor):
-    """A tensor on the device; ``inside`` has its values, on the CPU."""
+    """A tensor on the simulated device. ``inside`` is a CPU tensor with the values."""
 
     inside: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inside: Tensor) -> SimulatedTensor:
-        """Return a tensor with the shape, strides, dtype and memory of ``inside``."""
+        """Return a tensor on the device that has the shape, strides and dtype of ``inside`` and shares its
+        memory."""
         made: SimulatedTensor = Tensor._make_wrapper_subclass(
             cls,
             inside.size(),
@@ -139,11 +141,11 @@ class SimulatedTensor(Tensor):
         return f"SimulatedTensor({self.inside!r})"
 
     def __format__(self, spec: str) -> str:
-        """Format a number, like any tensor."""
+        """Format a tensor of one number as the number, as torch does."""
         return format(self.item(), spec) if self.dim() == 0 else repr(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Return a copy that is a leaf; the copy of a parameter is a parameter."""
+        """Return a copy that is a leaf of the autograd graph. The copy of a parameter is a parameter."""
         if id(self) not in memo:
             copied = self.detach().clone()
             is_parameter = isinstance(self, torch.nn.Parameter)
@@ -166,7 +168,8 @@ class SimulatedTensor(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The tensor without its history. Setting it replaces shape and values."""
+        """The tensor without its autograd history. An assignment replaces the shape and the values of the
+        tensor."""
         return self.detach()
 
     @data.setter
@@ -178,7 +181,7 @@ class SimulatedTensor(Tensor):
 
 
 class _Backend:
-    """The module of the device that torch calls, and the count of its memory."""
+    """The module that torch calls for this device. It also counts the memory of the device."""
 
     record: ClassVar[SimulatedDevice] = SimulatedDevice()
     sizes: ClassVar[dict[int, int]] = {}
@@ -275,7 +278,8 @@ def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = N
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    """Copy in `torch.tensor`, which calls no tensor dispatcher."""
+    """Copy ``source`` to ``target``. `torch.tensor` calls this function, since it does not go through
+    ``__torch_dispatch__``."""
     return _dispatched(torch.ops.aten.copy_.default, (target, source, non_blocking), {})
 
 
@@ -285,7 +289,7 @@ def _run(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _in_lower_precision(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator under autocast."""
+    """Run an operator as autocast does: with floating-point operands in the lower precision."""
     dtype = torch.get_autocast_dtype(NAME)
 
     def cast(x: Tensor) -> Tensor:
@@ -296,8 +300,10 @@ def _in_lower_precision(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return an operator's result, computed on the CPU. Raise for operands that a GPU refuses, and count
-    waits."""
+    """Return an operator's result, computed on the CPU.
+
+    Raise RuntimeError for operands that a GPU refuses. Count waits.
+    """
     tensors: list[Tensor] = []
     _map(tensors.append, (args, tuple(kwargs.values())))
     own = [x for x in tensors if isinstance(x, SimulatedTensor)]
@@ -333,7 +339,7 @@ def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _map(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """Return a value with a function applied to each tensor in it, also in lists and tuples."""
+    """Return a value in which a function has been applied to each tensor, also inside lists and tuples."""
     if isinstance(value, Tensor):
         return function(value)
     return type(value)([_map(function, item) for item in value]) if type(value) in (list, tuple) else value
@@ -344,18 +350,19 @@ def _inside(x: Tensor) -> Tensor:
 
 
 def _is_of_host(x: Any) -> bool:
-    """Return whether an operand is a number on the host."""
+    """Return whether an operand is a Python number, or a CPU tensor without dimensions."""
     return not isinstance(x, Tensor) or (x.dim() == 0 and not isinstance(x, SimulatedTensor))
 
 
 def _times_reciprocal(x: Tensor, number: Any) -> Tensor:
-    """Return ``x / number`` as CUDA computes it: ``x · (1 / number)``, in float32 at least."""
+    """Return ``x / number`` as CUDA computes it: ``x · (1 / number)``, computed in float32, or in float64 if
+    ``x`` is float64."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     return (x.to(dtype) * (1 / torch.as_tensor(number, dtype=dtype))).to(torch.result_type(x, 1.0))
 
 
 def _multiply_by_reciprocal(x: Tensor, number: Any) -> Tensor:
-    """Multiply by the reciprocal in place."""
+    """Divide ``x`` by ``number`` in place, as `_times_reciprocal` does."""
     return x.copy_(_times_reciprocal(x, number))
 
 
@@ -365,7 +372,8 @@ def _product_in(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
 
 
 def _add_product_in(x: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, out: Tensor) -> Tensor:
-    """Return ``x + a b`` of 16-bit matrices in float32, an operator that only GPUs have."""
+    """Return ``x + a @ b`` for 16-bit matrices ``a`` and ``b``, computed in float32. Only GPUs have this
+    operator."""
     return torch.addmm(x, a.to(out_dtype), b.to(out_dtype), out=out)
 
 

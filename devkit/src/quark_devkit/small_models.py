@@ -1,4 +1,4 @@
-"""A small language model of random weights, its tokens, and configurations that quantize it."""
+"""A small language model with random weights, tokens for the model, and configurations that quantize it."""
 
 from __future__ import annotations
 
@@ -53,17 +53,18 @@ OUTLIERS = (3, 17, 40)
 
 
 def small_model(dtype: torch.dtype = torch.float32, *, is_fused: bool = False) -> nn.Module:
-    """Return a model of two decoder blocks, with grouped queries and a few channels of large activations.
+    """Return a model of two decoder blocks. It has grouped queries, and a few channels with large
+    activations.
 
-    Its layers have biases, and its embeddings are tied. The fused variant has q/k/v and gate/up projections
-    without biases, and a separate head.
+    The layers have biases, and the embeddings are tied to the head. The fused variant has fused q/k/v and
+    gate/up projections without biases, and a separate head.
 
     Args:
-        dtype: Dtype of its parameters.
+        dtype: Dtype of the parameters.
         is_fused: Whether to return the fused variant.
 
     Raises:
-        NotApplicableError: No installed template knows its family.
+        NotApplicableError: No installed template describes the model's family.
     """
     small_family(is_fused=is_fused)
     return copy.deepcopy(_small_model(dtype, is_fused))
@@ -110,7 +111,7 @@ def _small_config(is_fused: bool) -> tuple[Any, Any]:
 
 
 def batches(count: int = 4, length: int = 48, seed: int = 0) -> list[Tensor]:
-    """Return sequences of tokens, each ``[1, length]``, fixed by the seed."""
+    """Return sequences of tokens, each of shape ``[1, length]``. The same seed gives the same tokens."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, VOCABULARY, (1, length), generator=generator) for _ in range(count)]
 
@@ -143,16 +144,18 @@ def coarse_scheme() -> str:
 
 
 def scheme_with_inputs() -> str | None:
-    """Return the name of a fitting scheme with static input scales; None if there is none."""
+    """Return the name of a fitting scheme with static input scales; None if there is no such scheme."""
     of_one_level = {name: config for name, config in fitting(_SHAPES).items() if len(levels(config.weight)) == 1}
     found = ((name, levels(config.input_tensors)) for name, config in of_one_level.items())
     return next((name for name, specs in found if len(specs) == 1 and specs[0].is_dynamic is False), None)
 
 
 def fitting_schemes() -> list[str]:
-    """Return a fitting weight scheme for each number format, granularity and scale format.
+    """Return one scheme that fits the small model for each combination of number format, granularity and
+    scale format of weights.
 
-    Schemes with float inputs come first. Schemes with fewer bits come before others.
+    Schemes with float inputs come first. Among these and among the others, schemes with fewer bits come
+    first.
     """
     found: dict[object, tuple[bool, float, str]] = {}
     for name, config in fitting(_SHAPES).items():
@@ -178,7 +181,7 @@ def small_family(*, is_fused: bool = False) -> Architecture:
     """Return the facts about the family of the small model, or of its fused variant.
 
     Raises:
-        NotApplicableError: No installed template knows the family.
+        NotApplicableError: No installed template describes the family.
     """
     family = "phi3" if is_fused else "llama"
     assume(family in templates(), "no installed template knows the family of the small model: install quark-templates")
@@ -209,7 +212,8 @@ def quantized(config: QConfig, dtype: torch.dtype = torch.float32, data: list[Te
 
 @torch.no_grad()
 def logits(model: nn.Module, data: list[Tensor] | None = None) -> Tensor:
-    """Return the model's logits, ``[tokens, vocabulary]``, by default on tokens outside calibration."""
+    """Return the model's logits, with shape ``[tokens, vocabulary]``. By default, the tokens are not those of
+    calibration."""
     return torch.cat([model(x).logits[0] for x in (batches(4, seed=1) if data is None else data)])
 
 
@@ -218,13 +222,16 @@ def _bits(config: QLayerConfig) -> float:
 
 
 def has_vectors(config: QLayerConfig) -> bool:
-    """Whether elements of a weight are rounded together, which tunings and some roundings cannot do."""
+    """Return whether elements of a weight are rounded together, as vectors. Tunings and some roundings cannot
+    do this."""
     return config.weight is not None and quantizer_for(config.weight, activation=False).stored_level.format.vector > 1
 
 
 def _coarsest(shapes: Iterable[tuple[int, int]], wanted: str) -> str:
-    """Return the weight-only scheme with the fewest bits, above `NOISE` if possible. Schemes of vectors do
-    not count."""
+    """Return the weight-only scheme with the fewest bits: with more than `NOISE` bits, if there is one.
+
+    Schemes that round vectors, or that have several levels, are left out.
+    """
     of_weights = {name: config for name, config in fitting(shapes).items() if config.input_tensors is None}
     found = [(_bits(config), name) for name, config in of_weights.items() if len(levels(config.weight)) == 1 and not has_vectors(config)]
     found = [one for one in found if one[0] > NOISE] or found
@@ -248,7 +255,7 @@ def fitting(shapes: Iterable[tuple[int, int]]) -> dict[str, QLayerConfig]:
 
 
 class InFloat64(TorchFunctionMode):
-    """A context in which norms, softmax and routers compute in float64 too."""
+    """A context in which norms, softmax and routers also compute in float64."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)

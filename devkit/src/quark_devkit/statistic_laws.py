@@ -47,7 +47,7 @@ class Inputs:
 
 @cache
 def inputs(seed: int, tokens: int = TOKENS, columns: int = COLUMNS) -> Inputs:
-    """Return tokens with correlated channels of different sizes. Do not change them.
+    """Return tokens whose channels are correlated and have different magnitudes. Do not change these tensors.
 
     Values are moderate multiples of 1/8, so float32 sums of products are exact in any order.
     """
@@ -59,8 +59,9 @@ def inputs(seed: int, tokens: int = TOKENS, columns: int = COLUMNS) -> Inputs:
 
 
 def statistics_by_grouping(make: Callable[[], Statistic], feed: Feed) -> dict[str, Statistic]:
-    """Return statistics of the same tokens, by the grouping of the tokens. The first statistic got all at
-    once.
+    """Return statistics of the same tokens, by the way in which the tokens were grouped.
+
+    The first statistic got all tokens at once.
 
     Args:
         make: Makes an empty statistic.
@@ -124,7 +125,8 @@ def require_sum(kind: type[Statistic]) -> None:
 
 
 def _facts(statistic: Statistic) -> dict[str, Tensor]:
-    """Return the tensors and floats of the public members of a statistic, or else of all members."""
+    """Return the tensors and floats in the public members of a statistic. If there are none, return those in
+    all its attributes."""
     found: dict[str, Tensor] = {}
     for name in dir(statistic):
         if name.startswith("_") or hasattr(Statistic, name):
@@ -146,7 +148,7 @@ def _tensors(name: str, value: Any) -> list[tuple[str, Tensor]]:
 
 
 def _batches_in(sample: Tensor | None, x: Tensor) -> int | None:
-    """Return the number of batches that the rows come from; None if the rows are not tokens."""
+    """Return the number of batches from which the rows of a sample come; None if the rows are not tokens."""
     if sample is None or sample.ndim != 2 or sample.shape[1] != x.shape[1] or not len(sample):
         return None
     is_same = (sample[:, None, :].float() == x[None]).all(-1)

@@ -50,9 +50,9 @@ class Subject:
         distribution: The distribution of the record.
         version: Version of that distribution.
         record: The record; None for a distribution.
-        catalog: The plugins that are active during a check. For a record: the plugins of its distribution, of
-            that distribution's requirements, and the built-in ones. For a distribution: all plugins, since
-            they may claim the same names.
+        catalog: The plugins that are active during a check. For a record: the plugins of the record's
+            distribution, the plugins of that distribution's requirements, and the built-in plugins. For a
+            distribution: all plugins, since they may claim the same names.
         source_directory: The directory of the distribution's ``pyproject.toml``; None if it is not known.
     """
 
@@ -77,7 +77,7 @@ class Subject:
 
     @property
     def registry(self) -> Any:
-        """The registry that holds the record."""
+        """The registry that contains the record."""
         return self.catalog.registries[_REGISTRIES[self.kind]]
 
     def load(self, field: str) -> Any:
@@ -93,7 +93,8 @@ class Subject:
 
 
 def distributions(catalog: Catalog) -> dict[str, str]:
-    """Return the distributions with plugins, including failed and denied ones, with their versions."""
+    """Return the distributions that have plugins, with their versions. Plugins that failed or that an
+    environment variable leaves out count too."""
     sources = [*catalog.sources(), *(failure.source for failure in catalog.failures()), *catalog.left_out]
     return {source.distribution: source.version for source in sources}
 
@@ -103,9 +104,10 @@ def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, 
 
     Args:
         catalog: The plugins.
-        distribution: Its name, in any spelling.
+        distribution: Name of the distribution, in any spelling.
         kinds: Kinds to yield; empty for all.
-        source_directory: The directory of its ``pyproject.toml``, for checks of the distribution.
+        source_directory: The directory of the distribution's ``pyproject.toml``, for checks of the
+            distribution.
 
     Raises:
         UnknownNameError: The distribution has no plugin.
@@ -136,7 +138,7 @@ def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, 
 
 
 def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
-    """Return the record of that kind and name, or the distribution of that name.
+    """Return the record with the given kind and name, or the distribution with the given name.
 
     Args:
         catalog: The plugins.
@@ -144,8 +146,9 @@ def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
         name: As for `quark.plugins.Registry.get`: a name, or ``"distribution:name"``.
 
     Raises:
-        UnknownNameError, AmbiguousNameError: As `quark.plugins.Registry.get`.
-        ConfigError: The algorithm of that name has another kind.
+        UnknownNameError, AmbiguousNameError: `quark.plugins.Registry.get` raises the error for this name.
+        ConfigError: The algorithm with this name is of another kind, or no plugin writes the layout with this
+            name.
     """
     if kind == "distribution":
         return next(subjects(catalog, name, [kind]))

@@ -23,7 +23,7 @@ _TIMEOUT = 60.0
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let the body compute on that number of torch's threads.
+    """Set torch's number of threads to ``count`` inside the body.
 
     Checks compute small tensors on one thread: on a machine with other load, threads that wait for each other
     take thirty times as long.
@@ -47,7 +47,7 @@ def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool 
         is_deterministic: As in `quark.base.ranks.Ranks`.
 
     Raises:
-        BaseException: The exception of ``work`` on the first failed rank.
+        BaseException: The exception that ``work`` raised on the first rank that failed.
     """
     meeting = _Meeting(size)
     errors: dict[int, BaseException] = {}
@@ -76,7 +76,7 @@ def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool 
 
 
 class _Meeting:
-    """Exchange point of the ranks' data."""
+    """The place where the ranks exchange data."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)

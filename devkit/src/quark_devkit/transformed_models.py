@@ -1,4 +1,5 @@
-"""A small float64 model after transforms, without rounding, to compare its outputs."""
+"""A small float64 model after transforms but without rounding, whose outputs can be compared with those
+before."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ class TransformedModel:
     Attributes:
         model: The float64 model with float layers.
         before: The model before the transforms.
-        report: Report of the transforms.
-        settings: Settings, resolved for this model.
+        report: The calibration report of the run.
+        settings: The settings, resolved for this model.
     """
 
     model: nn.Module
@@ -57,7 +58,7 @@ class TransformedModel:
 
     @property
     def changed(self) -> list[str]:
-        """Names of parameters that differ or that only one model has."""
+        """Names of parameters that differ between the two models or that only one of them has."""
         return different_parameters(self.before, self.model)
 
 
@@ -69,10 +70,10 @@ class _LeaveFloat(Rounding):
 
 
 class _Discard(BlockSink):
-    """A sink that lets the model keep its float layers."""
+    """A sink that drops quantized layers, so that the model keeps its float layers."""
 
     def accept(self, layers: Mapping[str, Any]) -> None:
-        """Forget the quantized layers."""
+        """Drop the quantized layers."""
 
 
 def transformed(
@@ -82,9 +83,9 @@ def transformed(
     is_fused: bool = False,
     has_dead_channels: bool = False,
 ) -> TransformedModel:
-    """Return the small model after the transforms with these settings, for a scheme.
+    """Return the small model after a run with a scheme and the transforms that ``settings`` describe.
 
-    Transforms are not validated, since a validation could leave one out.
+    Transforms are not validated, since a validation could leave out a transform.
 
     Args:
         scheme: Name of a scheme, or a configuration of layers.
@@ -139,8 +140,9 @@ def different_parameters(one: nn.Module, other: nn.Module) -> list[str]:
 def named_parts(model: nn.Module) -> dict[str, list[str]]:
     """Return names of all modules, parameters, buffers and hooks.
 
-    A tied parameter occurs under each name; a module with hooks occurs once per hook. The name of a module
-    shows its training mode, and the name of a parameter whether it requires gradients.
+    A tied parameter is listed under each of its names, and a module with hooks is listed once for each hook.
+    The entry of a module says whether it is in training mode. The entry of a parameter says whether it
+    requires gradients.
     """
     modes = {True: " in training mode", False: ""}
     gradients = {True: " that requires gradients", False: ""}
@@ -155,9 +157,10 @@ def named_parts(model: nn.Module) -> dict[str, list[str]]:
 
 
 def changed_parts(before: nn.Module, after: nn.Module) -> list[str]:
-    """Return the parts that only one of two models has: ``"adds the buffer factors [3] torch.float32"``.
+    """Return the parts that only one of two models has, such as ``"adds the buffer factors [3]
+    torch.float32"``.
 
-    A second hook of a module is a part of its own.
+    Each hook of a module is a separate part.
     """
     ours, theirs = named_parts(before), named_parts(after)
     return [

@@ -66,7 +66,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
-    """Return the first key under which two mappings hold different values; None if they are equal."""
+    """Return the first key that has different values in two mappings; None if the mappings are equal."""
     return min((name for name in {*one, *other} if one.get(name) != other.get(name)), default=None)
 
 
@@ -89,7 +89,8 @@ def readable_layout() -> str:
 
 
 def require_same_from_disk(config: QConfig, layout: str | None = None, options: ExportOptions | None = None) -> None:
-    """Require that a checkpoint quantized block by block has the bytes of one quantized in memory.
+    """Require that a checkpoint that is quantized from disk equals one that is quantized in memory, byte for
+    byte.
 
     Args:
         config: Config of the run.
@@ -108,10 +109,12 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
 
 
 def require_same_after_resume(config: QConfig) -> None:
-    """Require that a run that fails after its first block and is resumed gives the same bytes.
+    """Require that a run that fails after its first block and is then resumed writes the same bytes as a
+    complete run.
 
     Each of the three runs is a separate process, so that state in classes and modules is lost. Every
-    validation accepts the change of a transform or a tuning, so that each block shows whether state was lost.
+    validation accepts the change that a transform or a tuning makes, so that each block shows whether state
+    was lost.
 
     Args:
         config: Config of the run.
@@ -131,21 +134,25 @@ def require_same_after_resume(config: QConfig) -> None:
 
 
 def _run_part(source: Path, out: Path, config: QConfig, layout: str, part: str) -> None:
-    """Quantize a checkpoint: ``"whole"``; ``"first"``, until it fails after one block; or ``"rest"``."""
+    """Quantize a checkpoint in one of three ways.
+
+    ``"whole"`` is a complete run, ``"first"`` is a run that fails after one block, and ``"rest"`` resumes
+    that run.
+    """
     with every_validation(is_improvement=True), interrupted_behind(1) if part == "first" else nullcontext():
         quantize_checkpoint(source, out, config, batches(), exporter=layout, resume=part == "rest")
 
 
 @contextmanager
 def every_validation(*, is_improvement: bool) -> Iterator[None]:
-    """Make every validation on held-out tokens find an improvement, or none, whatever the errors are."""
+    """Make every validation on held-out tokens find an improvement, or find none, whatever the errors are."""
     with mock.patch.object(Validation, "is_improvement", property(lambda _: is_improvement)):
         yield
 
 
 def require_same_by_two_ranks(config: QConfig) -> None:
-    """Require that two ranks, each with half of the data, give the tensors and the report of one rank, to the
-    bit.
+    """Require that two ranks, each with half of the data, compute the same tensors and the same report as one
+    rank alone, to the bit.
 
     Args:
         config: Config of the deterministic run.
@@ -166,14 +173,16 @@ def require_same_by_two_ranks(config: QConfig) -> None:
 
 
 def shared_report(report: CalibrationReport) -> dict[str, Any]:
-    """Return the part of a report that is equal on all ranks: no times and no figures of a rank's own
-    samples."""
+    """Return the part of a report that is equal on all ranks.
+
+    Times, and figures that a rank computes from its own samples, are left out.
+    """
     of_a_rank = ("weights", "histograms", "blocks", "seconds")
     return {**{name: value for name, value in report.to_dict().items() if name not in of_a_rank}, "figures of": sorted(report.weights)}
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal; tensors also in their dtype."""
+    """Return whether two values are equal. Tensors must also have the same dtype."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype is other.dtype and torch.equal(one, other)
     return bool(one == other)
@@ -182,7 +191,7 @@ def is_same(one: Any, other: Any) -> bool:
 def require_reload(
     model: nn.Module, layout: str, read: Callable[[Path], nn.Module] | None = None, options: ExportOptions | None = None
 ) -> None:
-    """Require that a quantized model, exported and read back, gives the same logits to the bit.
+    """Require that a quantized model has the same logits, to the bit, after it is exported and read back.
 
     Args:
         model: The quantized model.
@@ -214,11 +223,12 @@ def require_copies(model: nn.Module, logits_of: Callable[[nn.Module], Tensor] = 
 
 
 def require_same_logits(model: nn.Module, directory: Path, read: Callable[[Path], nn.Module] | None = None, how: str = "") -> None:
-    """Require that an export, read back, gives the logits of the quantized model to the bit.
+    """Require that the model that is read back from an export has the logits of the quantized model, to the
+    bit.
 
     Args:
         model: The quantized model.
-        directory: Directory of its export.
+        directory: Directory of the export.
         read: Reads the checkpoint; None for quark's own reader.
         how: Kind of the export, for the message.
     """
@@ -229,15 +239,15 @@ def require_same_logits(model: nn.Module, directory: Path, read: Callable[[Path]
 
 
 class _InterruptedRunError(QuarkError):
-    """Ends a run."""
+    """An error that makes a run fail on purpose."""
 
 
 @contextmanager
 def interrupted_behind(blocks: int) -> Iterator[None]:
-    """Make the run in the body fail after that many blocks, and suppress the error.
+    """Make the run in the body fail after ``blocks`` blocks, and suppress the error.
 
     Raises:
-        AssertionError: The run ended earlier, or it keeps no journal and cannot be resumed.
+        AssertionError: The run ended before that, or it writes no journal and so cannot be resumed.
     """
     end_block, count = JournaledSink.end_block, 0
 
@@ -262,7 +272,7 @@ class _Recording(RoundToNearest):
     """Records the inputs of layers, then rounds to nearest.
 
     Attributes:
-        inputs: The Hessian of the input of each task.
+        inputs: The Hessian of the layers' input, for each task.
     """
 
     needs = (Hessian,)
@@ -276,9 +286,10 @@ class _Recording(RoundToNearest):
 
 
 def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptions | None = None) -> None:
-    """Require that a run that fails in its last block and is resumed writes the same bytes as a complete run.
+    """Require that a run that fails in its last block and is then resumed writes the same bytes as a complete
+    run.
 
-    A damaged finished block is detected and quantized again.
+    Also require that a finished block that is damaged is detected and quantized again.
 
     Args:
         config: Config of the run.
@@ -313,7 +324,8 @@ def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptio
 
 
 def _recorded(source: Path, out: Path, config: QConfig, layout: str, options: ExportOptions, *, resume: bool = False) -> _Recording:
-    """Quantize a checkpoint to nearest, as `quark.runs.quantize_checkpoint` does, and return the rounding."""
+    """Quantize a checkpoint with round-to-nearest, as `quark.runs.quantize_checkpoint` does. Return the
+    rounding, which has recorded the inputs."""
     output = Output.of(out, layout, options, resume=resume)
     assume(output.writer.resumes, "it does not resume, so a resumed run starts from the beginning")
     rounding = _Recording()
@@ -329,7 +341,7 @@ def _recorded(source: Path, out: Path, config: QConfig, layout: str, options: Ex
 
 
 def _spoil(partial_output: Path) -> None:
-    """Make the journal's checksum of the first finished block wrong."""
+    """Change the checksums of the first finished block in the journal, so that the block seems damaged."""
     journal = Journal.read(partial_output)
     first, *others = journal.finished
     journal.cut(0)

@@ -1,4 +1,5 @@
-"""Functions that let a subject of each kind work once and return the results, which the laws compare.
+"""Functions that make a subject of each kind work once and return the results. The laws compare these
+results.
 
 The data are float32, whatever the default dtype is. Each function imports the checks of its kind, so that
 other kinds are not imported.
@@ -30,7 +31,7 @@ _SHAPES = ((64, 64), (1, 1000), (1, 4097), (2, 14336), (3, 1))
 
 
 def wide_data(shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    """Return normal values, float32, the same each time. The last values are as large as the first."""
+    """Return normally distributed float32 values. They are the same at every call."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
@@ -54,7 +55,7 @@ def of_format(subject: Subject) -> dict[str, Any]:
 
 
 def prepare_format(subject: Subject) -> None:
-    """Make quantizers of the format, and call them as a model on the meta device does."""
+    """Use quantizers of the format in the way in which a model on the meta device uses them."""
     from quark_devkit.checks.format.cases import cases
 
     with suppress(NotApplicableError):
@@ -67,7 +68,7 @@ def prepare_format(subject: Subject) -> None:
 
 
 def of_observer(subject: Subject) -> dict[str, Any]:
-    """Return ranges of one tensor, and of several, for each granularity."""
+    """Return the range of one tensor, and the range of three tensors, for each granularity."""
     from quark_devkit.checks.observer import examples_of, range_of
     from quark_devkit.example_specs import SHAPE
 
@@ -96,7 +97,8 @@ def of_scheme(subject: Subject) -> dict[str, Any]:
 
 
 def of_rounding(subject: Subject) -> dict[str, Any]:
-    """Return rounded weights of layers, for up to two schemes, with tokens to validate on."""
+    """Return rounded weights of layers, for up to two schemes. The rounding can validate on held-out
+    tokens."""
     from quark_devkit.checks.rounding.tasks import cases, layers_of, rounded
     from quark_devkit.statistic_laws import inputs
 
@@ -110,7 +112,7 @@ def of_rounding(subject: Subject) -> dict[str, Any]:
 
 
 def of_transform(subject: Subject) -> dict[str, Any]:
-    """Return the parameters of the small model after the transform, not rounded."""
+    """Return the parameters of the small model after the transform and without rounding."""
     from quark_devkit.algorithm_runs import schemes_for, valid_settings
     from quark_devkit.transformed_models import transformed
 
@@ -163,7 +165,7 @@ def _of_export(subject: Subject, export: FirstExport) -> dict[str, Any]:
 
 
 def of_selector(subject: Subject) -> dict[str, Any]:
-    """Return its choice for each group of layers."""
+    """Return the selector's choice for each group of layers."""
     from quark_devkit.checks.selector import asked
 
     return dict(asked(subject)[1].choices)
@@ -181,7 +183,7 @@ def of_layer_type(subject: Subject) -> dict[str, Any]:
 
 
 def of_dataset(subject: Subject) -> dict[str, Any]:
-    """Return its first samples."""
+    """Return the first samples of the source."""
     from quark_devkit.checks.dataset import files_of, read
 
     with files_of(subject) as files:
@@ -189,14 +191,14 @@ def of_dataset(subject: Subject) -> dict[str, Any]:
 
 
 def of_metric(subject: Subject) -> dict[str, Any]:
-    """Return its number for each token."""
+    """Return the metric's number for each token."""
     from quark_devkit.checks.metric import example, metric_of
 
     return {"numbers": metric_of(subject)(*example())}
 
 
 def of_quant_mode(subject: Subject) -> dict[str, Any]:
-    """Return outputs of a model that it has quantized."""
+    """Return the outputs of a model that the mode has quantized."""
     from quark_devkit.checks.quant_mode import outputs, quantized
 
     return {"outputs": outputs(quantized(subject))}

@@ -1,4 +1,5 @@
-"""The generator behind ``quark new-plugin``: a distribution from templates, with plugins of some kinds."""
+"""The generator behind ``quark new-plugin``. It writes a distribution with plugins of chosen kinds from
+templates."""
 
 from quark_devkit.new_plugin.distribution import PLUGIN_KINDS, Naming, PluginKind, new_distribution
 

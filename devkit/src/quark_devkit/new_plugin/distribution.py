@@ -1,4 +1,5 @@
-"""Writes a new distribution: its kinds of plugins, its names, and its files from templates."""
+"""Writes the files of a new distribution from templates, for some kinds of plugins and for the distribution's
+name."""
 
 from __future__ import annotations
 
@@ -47,12 +48,12 @@ class PluginKind:
     Attributes:
         name: Name of the kind, and of the folder with its templates. The command-line option has ``-`` for
             ``_``.
-        registry: Registry of its records, such as ``"algorithms"``.
+        registry: Registry of the kind's records, such as ``"algorithms"``.
         ending: Suffix of the generated record's name: ``"w4a8"`` in ``"acme_w4a8"``.
         summary: Description for ``--help``.
         requires: Requirements of the code besides quark-core, without versions.
-        subject: The conformance suite's name of the kind, if it is not ``name``.
-        companions: Plugins that the generator writes together with it, such as a scheme for a format.
+        subject: The conformance suite's name of the kind, if the suite does not use ``name``.
+        companions: Plugins that the generator writes together with this kind, such as a scheme for a format.
     """
 
     name: str
@@ -65,7 +66,7 @@ class PluginKind:
 
     @property
     def plugins(self) -> tuple[PluginKind, ...]:
-        """Return this kind and its companions: a record for each."""
+        """Return this kind and its companions. Each of them gets a record."""
         return (self, *self.companions)
 
     @property
@@ -75,7 +76,7 @@ class PluginKind:
 
     @property
     def hooked(self) -> Kind:
-        """Return the hook that registers its records, and the class of the records."""
+        """Return the `Kind` of this kind's records: their hook and their class."""
         return next(kind for kind in KINDS if kind.plural == self.registry)
 
     @property
@@ -129,7 +130,7 @@ def new_distribution(name: str, kinds: Iterable[str], directory: Path | None = N
 
     Raises:
         ConfigError: The name is invalid, or a kind is unknown or missing.
-        OutputError: The directory is not empty, or is a file, or cannot be written.
+        OutputError: The directory is not empty, is a file, or cannot be written.
     """
     naming, chosen = Naming.of(name), _chosen(kinds)
     out = Path(naming.distribution) if directory is None else directory
@@ -194,7 +195,8 @@ def _values(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
 
 
 def _hooks(kinds: Sequence[PluginKind], names: Mapping[str, str]) -> str:
-    """Return the hooks of plugin.py: one for each registry, with the records of all kinds in it."""
+    """Return the source of the hooks in ``plugin.py``: one hook for each registry. It yields the records of
+    all kinds in that registry."""
     texts = []
     for registry in dict.fromkeys(kind.registry for kind in kinds):
         members = [kind for kind in kinds if kind.registry == registry]
@@ -213,7 +215,8 @@ def _test(kind: PluginKind, naming: Naming) -> str:
 
 
 def _requirements(kinds: Sequence[PluginKind]) -> list[str]:
-    """Return the sorted requirements; this project's distributions are bounded by its next major version."""
+    """Return the sorted requirements. Requirements of this project's distributions are below the project's
+    next major version."""
     bound = f">={VERSION},<{int(VERSION.partition('.')[0]) + 1}"
     names = {"quark-core", *(name for kind in kinds for name in kind.requires)}
     return sorted(f"{name}{bound}" if name.startswith("quark-") else name for name in names)
@@ -282,7 +285,8 @@ class Naming:
         """Return the names of the distribution ``name``, in any spelling that package indexes accept.
 
         Raises:
-            ConfigError: It is not a valid distribution name, or no package can have such a name.
+            ConfigError: ``name`` is not a valid distribution name, or no package can be imported by the name
+                that follows from it.
         """
         if not _DISTRIBUTION.fullmatch(name):
             raise ConfigError(
@@ -305,5 +309,6 @@ class Naming:
         return "".join(word.capitalize() for word in self.prefix.split("_"))
 
     def class_of(self, ending: str) -> str:
-        """Return the name of a class for the record with that ending: ``"AcmeInt3"`` for ``"int3"``."""
+        """Return the name of a class for the record whose name has the given ending: ``"AcmeInt3"`` for
+        ``"int3"``."""
         return self.class_prefix + "".join(word.capitalize() for word in ending.split("_"))
