@@ -1,8 +1,9 @@
 """Print the test files nearest to the changed files; ``make quick`` runs them.
 
-A file is changed if it differs from the branch ``main``, committed or not; ``--since`` names another commit.
-The tests of ``core/src/quark/config/tensor.py`` are ``core/tests/config/test_tensor.py`` and at most `MOST`
-test files that import the module. Test files of the same distribution come first.
+A file counts as changed if it differs from the branch ``main``, whether the change is committed or not.
+``--since`` names another commit to compare with. The tests of ``core/src/quark/config/tensor.py`` are
+``core/tests/config/test_tensor.py`` and at most `MOST` test files that import the module. Test files of the
+same distribution come first.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ MOST = 8
 
 
 def changed_files(since: str) -> list[str]:
-    """Return new files, and files that have changed since the common ancestor with ``since``."""
+    """Return the files that are new or have changed since the common ancestor of ``HEAD`` and ``since``."""
     base = _git("merge-base", since, "HEAD").strip() or since
     changed = _git("diff", "--name-only", "--diff-filter=d", base).splitlines()
     return sorted({*changed, *_git("ls-files", "--others", "--exclude-standard").splitlines()})
 
 
 def nearest_tests(changed: Iterable[str], imports: dict[str, set[str]]) -> list[str]:
-    """Return the test files of changed files, in order.
+    """Return the nearest test files of the changed files, in the order of the changed files.
 
     Args:
         changed: Paths in the repository.
-        imports: Modules that each test file imports, by its path.
+        imports: The modules that a test file imports, by the path of the test file.
     """
     chosen: dict[str, None] = {}
     for name in changed:
@@ -52,7 +53,7 @@ def _tests_of_module(path: PurePosixPath, imports: dict[str, set[str]]) -> Itera
 
 
 def imports_of_tests(root: Path = ROOT) -> dict[str, set[str]]:
-    """Return the modules that each test file of the repository imports, by its path."""
+    """Return the modules that each test file of the repository imports, by the path of the test file."""
     files = _git("ls-files", "--cached", "--others", "--exclude-standard", "*/test_*.py", cwd=root).splitlines()
     return {name: set(_modules((root / name).read_text("utf-8"))) for name in files if (root / name).exists()}
 

@@ -4,10 +4,10 @@
     python -m tools.checkpoint_digests compare FILE     # after it: lists differences; exit status 0 if none
 
 Each scheme quantizes the bundled tiny model with each algorithm of `ALGORITHMS`, on four routes: in memory,
-from disk to disk, killed after the first block and resumed, and by two processes. On the route in memory,
-each layout that can hold the result writes it. The tool records a digest of each file, and of the report
-without times. Sums depend on the CPU, so run both commands on the same machine. The tool uses few names of
-the packages, so that it runs on older and newer sources.
+from disk to disk, killed after the first block and resumed, and by two processes. On the route in memory, the
+result is written in each layout that can store it. The tool records a digest of each file, and a digest of
+the report without times. Sums depend on the CPU, so run both commands on the same machine. The tool uses few
+names of the packages, so that it works with older and newer sources.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OF_A_RUN = re.compile(r"second|time|elapsed|created|machine|memory|command|pytho
 
 
 def configurations() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield scheme, name of the algorithms, and algorithms."""
+    """Yield the configurations: the scheme, the name of a list of algorithms, and the algorithms."""
     import quark
 
     for scheme in sorted(quark.schemes().names()):
@@ -52,7 +52,7 @@ def configurations() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def in_a_fork(work: Callable[[], object], environment: dict[str, str] | None = None) -> int:
-    """Start work in a fork that prints nothing; return the process id."""
+    """Start ``work`` in a forked process that prints nothing, and return the process id."""
     number = os.fork()
     if number:
         return number
@@ -76,7 +76,7 @@ def in_a_fork(work: Callable[[], object], environment: dict[str, str] | None = N
 
 
 def waited(*numbers: int) -> int:
-    """Wait for forks, and return their largest exit status."""
+    """Wait for forked processes, and return the largest of their exit statuses."""
     return max(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers)
 
 
@@ -101,7 +101,8 @@ def timeless(report: Any) -> Any:
 
 
 def command(out: Path, scheme: str, algorithms: Sequence[str], *more: str) -> Callable[[], object]:
-    """Return a function that calls the command line to quantize the tiny model from disk."""
+    """Return a function that quantizes the tiny model from disk by running ``quark quantize`` in this
+    process."""
     import quark_tiny_model
     from quark_workbench.cli.main import main
 
@@ -117,7 +118,7 @@ def command(out: Path, scheme: str, algorithms: Sequence[str], *more: str) -> Ca
 
 
 def dying(work: Callable[[], object]) -> None:
-    """Do some work, and end this process when the work starts the second block."""
+    """Run ``work``, and kill this process when the work starts the second block."""
     from quark.plugins.catalog import listening
 
     def hear(event: Any) -> None:
@@ -129,7 +130,8 @@ def dying(work: Callable[[], object]) -> None:
 
 
 def in_memory(out: Path, scheme: str, algorithms: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return digests of a model quantized in memory, by layout; omit layouts that cannot hold the model."""
+    """Return the digests of a model that is quantized in memory, by layout. Layouts that cannot store the
+    model are left out."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -156,7 +158,7 @@ def in_memory(out: Path, scheme: str, algorithms: Sequence[str]) -> dict[str, di
 
 
 def of_one(scheme: str, algorithms: Sequence[str], root: Path) -> dict[str, Any]:
-    """Return the digests of one configuration by route; for a route that fails, its exit status."""
+    """Return the digests of one configuration by route. If a route fails, its entry is the exit status."""
     result: dict[str, Any] = {}
     answer = root / "memory.json"
     status = waited(in_a_fork(lambda: answer.write_text(json.dumps(in_memory(root / "memory", scheme, algorithms)))))

@@ -6,7 +6,8 @@
 Shorten the added ``__all__`` by hand, then run ``ruff check --fix`` and ``ruff format``. Public names are
 functions, classes and constants at the top of a module, and explicit re-exports, ``from a import b as b``. A
 module without such names needs no ``__all__``. In the core, only modules with an API page are public. Modules
-in `WITHOUT_PUBLIC_NAMES` need none: the catalogue finds checks by their type, and records name architectures.
+in `WITHOUT_PUBLIC_NAMES` need no ``__all__``: the catalogue finds checks by their type, and records reference
+architectures.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def declared(tree: ast.Module) -> list[str] | None:
-    """Return the names in ``__all__``: None if it is missing, an empty list if it is computed."""
+    """Return the names in ``__all__``. Return None if ``__all__`` is missing, and an empty list if it is
+    computed."""
     for statement in tree.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
@@ -73,7 +75,7 @@ def declared(tree: ast.Module) -> list[str] | None:
 
 
 def defects(path: Path) -> list[str]:
-    """Return the defect in the ``__all__`` of a module."""
+    """Return the defects in the ``__all__`` of a module."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = declared(tree)
     if names is None:
@@ -101,7 +103,7 @@ def with_all(source: str) -> str:
 
 
 def main() -> int:
-    """Report, or write."""
+    """Report missing and wrong ``__all__``, or write them."""
     parser = argparse.ArgumentParser(prog="python -m tools.public_names", description="Modules without __all__.")
     parser.add_argument("--write", action="store_true", help="add missing __all__")
     write = parser.parse_args().write

@@ -30,7 +30,8 @@ HEADER = "# Written by tools/public_stubs.py: run it again after a change of nam
 
 
 def references() -> dict[str, dict[str, str]]:
-    """Return the reference of each name, ``"module:attribute"``, by public module from `ROOT_MODULE` on."""
+    """Return the names of each public module in `ROOT_MODULE`, each with its reference
+    ``"module:attribute"``."""
     claims = [entry for registry in catalog().registries.values() for entry in registry.claims()]
     exports = {
         name: f"{reference.module}:{reference.attribute}"
@@ -53,14 +54,14 @@ def references() -> dict[str, dict[str, str]]:
 
 
 def is_written(module: str, name: str) -> bool:
-    """Return whether the source of a module has the name; it has no names that are made at import."""
+    """Return whether a name occurs in the source of a module. Names that are made at import do not."""
     spec = find_spec(module)
     tree = ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
     return any(name in (getattr(node, "name", None), getattr(node, "asname", None), getattr(node, "id", None)) for node in ast.walk(tree))
 
 
 def stub(module: str, names: dict[str, str]) -> str:
-    """Return the stub of one module from its names' references."""
+    """Return the stub of one module. ``names`` maps each name to its reference."""
     made = sorted(f"{name}: Any" for name, reference in names.items() if not is_written(*reference.split(":")))
     split = {name: reference.split(":") for name, reference in names.items() if f"{name}: Any" not in made}
     renamed = sorted(f"{name} = {attribute}" for name, (_, attribute) in split.items() if name != attribute)
@@ -77,7 +78,7 @@ def stub(module: str, names: dict[str, str]) -> str:
 
 
 def stubs() -> dict[str, str]:
-    """Return the text of each stub file by its path in the repository."""
+    """Return the text of each stub file, by the path of the file in the repository."""
     modules = references()
     packages = {module.rpartition(".")[0] for module in modules}
     return {
@@ -94,7 +95,7 @@ def out_of_date(root: Path = ROOT) -> list[str]:
 
 
 def main() -> int:
-    """Compare, or write."""
+    """Compare the stub files with the current names, or write the files."""
     parser = argparse.ArgumentParser(prog="python -m tools.public_stubs", description="Stub files of AMD Quark's public modules.")
     parser.add_argument("--write", action="store_true", help="write them")
     write, paths = parser.parse_args().write, out_of_date()

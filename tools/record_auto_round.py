@@ -3,7 +3,7 @@
     python tools/record_auto_round.py TINY_MODEL plugins/quark_exporters/tests/gptq/golden
 
 ``TINY_MODEL`` is a folder with a tokenizer. The script needs torch, transformers and auto-round 0.16.
-AutoRound rounds, packs and writes each checkpoint, and its own layers compute the logits on a CPU, in
+AutoRound rounds, packs and writes each checkpoint. AutoRound's own layers compute the logits on a CPU, in
 float32. In two of the forms some layers have 2, 3 or 8 bits. ``MANIFEST.json`` has versions and hashes, and
 the tests check the files against it.
 """
@@ -40,7 +40,7 @@ FORMS = {"auto_gptq": ("auto_gptq", True), "auto_round": ("auto_round", False), 
 
 
 def main() -> int:
-    """Record to the folder that the command line names."""
+    """Record the files, and write them to the folder that the command line names."""
     tokenizer, out = AutoTokenizer.from_pretrained(sys.argv[1]), Path(sys.argv[2])
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES, **HEADS)).eval()
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def record(model: Qwen2ForCausalLM, tokenizer: object, form: str, symmetric: bool, out: Path) -> None:
-    """Write the checkpoint of a form, and the logits from AutoRound's layers."""
+    """Write the checkpoint in one form, and the logits that AutoRound's layers compute."""
     bits = {} if "awq" in form else copy.deepcopy(OTHER_BITS)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"bits": 4, "group_size": GROUP, "sym": symmetric, "iters": 0, "disable_opt_rtn": True, "device_map": "cpu"}

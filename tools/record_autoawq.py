@@ -2,12 +2,11 @@
 
     python tools/record_autoawq.py SOURCES plugins/quark_exporters/tests/awq/golden
 
-``SOURCES`` is the unpacked source distribution of AutoAWQ
-(``pip download --no-deps --no-binary :all: autoawq==0.2.9``). The script runs its rounding
-(``AwqQuantizer.pseudo_quantize_tensor``), its layer (``WQLinear_GEMM``), its configuration (``AwqConfig``)
-and ``dequantize_gemm`` on a CPU. The whole package cannot be imported with current versions of transformers.
-The script needs torch, transformers, tqdm and safetensors. ``MANIFEST.json`` has versions and hashes, and the
-tests check the files against it.
+``SOURCES`` is the unpacked source distribution of AutoAWQ (``pip download --no-deps --no-binary :all:
+autoawq==0.2.9``). On a CPU, the script runs AutoAWQ's rounding (``AwqQuantizer.pseudo_quantize_tensor``),
+layer (``WQLinear_GEMM``), configuration (``AwqConfig``) and ``dequantize_gemm``. The whole package cannot be
+imported with current versions of transformers. The script needs torch, transformers, tqdm and safetensors.
+``MANIFEST.json`` has versions and hashes, and the tests check the files against it.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def autoawq(sources: Path) -> tuple[Any, Any, Any, Any]:
 
 
 def main() -> int:
-    """Record to the folder that the command line names."""
+    """Record the files, and write them to the folder that the command line names."""
     sources, out = Path(sys.argv[1]), Path(sys.argv[2])
     rounding, layer, config, dequantized = autoawq(sources)
     torch.manual_seed(0)

@@ -59,7 +59,8 @@ def scales_and_zero_points(weight: Tensor, arguments: dict[str, Any]) -> tuple[T
 
 
 def recorded(case: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of one case as the package compresses them, and ``decompressed``, their values."""
+    """Return the tensors of one case in the form to which the package compresses them, and the decompressed
+    values as ``decompressed``."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
@@ -75,7 +76,7 @@ def recorded(case: str, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def main() -> int:
-    """Record all cases to the folder that the command line names."""
+    """Record all cases, and write them to the folder that the command line names."""
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     tensors, groups = {}, {}

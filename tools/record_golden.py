@@ -1,4 +1,5 @@
-"""Record the golden files from AMD Quark: a model of awkward values in each scheme, a tensor in each spec.
+"""Record the golden files from AMD Quark: a model with awkward values in each scheme, and a tensor in each
+spec.
 
     python tools/record_golden.py OUT                             # record everything, write OUT/MANIFEST.json
     python tools/record_golden.py OUT --only fp8 specs/BFP16Spec  # record these files, without a manifest
@@ -58,7 +59,11 @@ WITH_FP8_KV_CACHE = ("fp8", "mxfp4", "ptpc_fp8")
 
 
 def awkward_values(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Return 18 rows of small random values with outliers, in columns ÷ 16; rows 3 to 17 are hard cases."""
+    """Return small random values with outliers, as ``[rows, columns]``. Many of the rows 3 to 17 are hard
+    cases.
+
+    There must be at least 18 rows. The number of columns must be a multiple of 16.
+    """
     values = torch.randn(rows, columns, generator=generator) * 0.05
     outlier_rows = torch.randint(0, rows, (8,), generator=generator)
     outlier_columns = torch.randint(0, columns, (8,), generator=generator)
@@ -117,7 +122,7 @@ def layer_inputs(seed: int) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def record_inputs(out: Path, seed: int) -> str:
-    """Record the model, its calibration tokens, the inputs of the recorded layers, and the float logits."""
+    """Record the model, the calibration tokens, the inputs of the recorded layers, and the float logits."""
     inputs, logits = layer_inputs(seed)
     tensors = {f"state.{name}": tensor for name, tensor in awkward_model(seed).state_dict().items()}
     tensors |= {f"input.{name}": tensor for name, tensor in inputs.items()}
@@ -129,7 +134,8 @@ def record_inputs(out: Path, seed: int) -> str:
 
 @torch.no_grad()
 def record_scheme(out: Path, scheme: str, seed: int) -> str:
-    """Record fake-quantized weights and inputs, logits, and the export's tensors and configuration."""
+    """Record fake-quantized weights and inputs, logits, and the tensors and the configuration of the
+    export."""
     from quark.torch import LLMTemplate, ModelQuantizer
 
     (out / scheme).mkdir(parents=True, exist_ok=True)
@@ -167,7 +173,7 @@ def _export(model: Any) -> tuple[dict[str, Tensor], dict[str, Any] | None, str]:
 
 
 def tensor_specs() -> Iterator[tuple[str, Any]]:
-    """Return the reference's spec by recording's name, for every kind of spec in its documentation."""
+    """Yield names of recordings, and AMD Quark's specs of every kind in AMD Quark's documentation."""
     from quark.torch.quantization.config import config as reference
 
     scopes: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -201,7 +207,7 @@ def tensor_specs() -> Iterator[tuple[str, Any]]:
 
 @torch.no_grad()
 def record_spec(out: Path, name: str, spec: Any, seed: int) -> str:
-    """Record one tensor and its values after the reference's fake-quantizer."""
+    """Record one tensor, and the values to which AMD Quark's fake-quantizer rounds it."""
     from quark.torch.quantization.tensor_quantize import FakeQuantizeBase
 
     (out / "specs").mkdir(parents=True, exist_ok=True)
@@ -218,7 +224,7 @@ def record_spec(out: Path, name: str, spec: Any, seed: int) -> str:
 
 
 def layer_cases() -> Iterator[tuple[str, torch.nn.Module, Tensor, dict[str, Any]]]:
-    """Return names of recordings, float layers that are not linear, their inputs, and specs."""
+    """Yield names of recordings, float layers that are not linear, the layers' inputs, and specs."""
     from quark.torch.quantization.config import config as reference
 
     int8 = reference.Int8PerTensorSpec()
@@ -245,7 +251,7 @@ def layer_cases() -> Iterator[tuple[str, torch.nn.Module, Tensor, dict[str, Any]
 
 @torch.no_grad()
 def record_layer(out: Path, name: str, seed: int) -> str:
-    """Record a float layer, its input, and the reference's quantized layer with weight, input and output."""
+    """Record a float layer with an input, and AMD Quark's quantized layer with weight, input and output."""
     from quark.torch import ModelQuantizer
     from quark.torch.quantization.config.config import QConfig, QLayerConfig
 
@@ -279,7 +285,7 @@ OBSERVERS = {
 
 
 def activation_batches(seed: int) -> list[Tensor]:
-    """Return three batches of activations; outliers in the first bound the histogram's bins."""
+    """Return three batches of activations. Outliers in the first batch bound the bins of histograms."""
     generator = torch.Generator().manual_seed(seed + 3)
     batches = [torch.randn(4, 32, 8, generator=generator) for _ in range(3)]
     batches[0].view(-1)[::257] *= 10
@@ -288,7 +294,7 @@ def activation_batches(seed: int) -> list[Tensor]:
 
 @torch.no_grad()
 def record_observer(out: Path, name: str, seed: int) -> str:
-    """Record batches of activations, and an observer's scale for them."""
+    """Record batches of activations, and the scale that an observer computes for them."""
     from quark.torch.quantization.config.config import QTensorConfig
     from quark.torch.quantization.config.type import Dtype, QSchemeType, RoundType, ScaleType
     from quark.torch.quantization.observer import observer as reference
@@ -313,7 +319,7 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def golden_files(folder: Path) -> list[Path]:
-    """Return the recorded files of a folder in order, without manifest and README."""
+    """Return the recorded files of a folder, in order. The manifest and the README are left out."""
     return sorted(p for p in folder.rglob("*") if p.suffix in {".safetensors", ".json"} and p.name != MANIFEST)
 
 

@@ -2,11 +2,11 @@
 
     python tools/record_llm_compressor.py plugins/quark_exporters/tests/compressed_tensors/golden_checkpoints
 
-Run it on a CPU in a separate environment with ``llmcompressor==0.14.0.1``, which brings torch and
+Run it on a CPU in a separate environment with ``llmcompressor==0.14.0.1``, which also installs torch and
 transformers. It writes a folder for each scheme with ``config.json``, ``model.safetensors`` and
-``expected.safetensors``. The last has ``ids``, and the ``logits`` of the model that transformers loads.
-Logits are float32, or bfloat16 for FP4 weights, which the packages decompress to no other dtype.
-``MANIFEST.json`` has versions and hashes, and the tests check the files against it.
+``expected.safetensors``. ``expected.safetensors`` has ``ids``, and the ``logits`` of the model that
+transformers loads. Logits are float32. For FP4 weights, they are bfloat16, since the packages decompress such
+weights only to bfloat16. ``MANIFEST.json`` has versions and hashes, and the tests check the files against it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def record(scheme: str, out: Path) -> None:
 
 
 def main() -> int:
-    """Record all schemes to the folder that the command line names."""
+    """Record all schemes, and write the files to the folder that the command line names."""
     out = Path(sys.argv[1])
     schemes, refused = sys.argv[2:] or SCHEMES, {}
     for scheme in schemes:

@@ -1,10 +1,11 @@
-"""Record golden files from NVIDIA ModelOpt and bitsandbytes: checkpoints and the logits of their weights.
+"""Record golden files from NVIDIA ModelOpt and bitsandbytes: checkpoints, and logits with the dequantized
+weights.
 
     python tools/record_modelopt_bitsandbytes.py plugins/quark_exporters/tests/golden_sources
 
 The script needs torch, transformers, nvidia-modelopt and bitsandbytes. The two libraries round and write the
-checkpoints. The logits come from the weights that they dequantize, in float32 on a CPU. ``MANIFEST.json`` has
-versions and hashes, and the tests check the files against it.
+checkpoints. The logits are computed with the weights that the libraries dequantize, in float32 on a CPU.
+``MANIFEST.json`` has versions and hashes, and the tests check the files against it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ IDS = torch.arange(1, 33)[None]
 
 
 def main() -> int:
-    """Record to the folder that the command line names."""
+    """Record the files, and write them to the folder that the command line names."""
     out = Path(sys.argv[1])
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES, **HEADS, architectures=["Qwen2ForCausalLM"])).to(torch.bfloat16).eval()
@@ -50,12 +51,13 @@ def main() -> int:
 
 
 def fp8(model: Qwen2ForCausalLM, folder: Path) -> None:
-    """Let ModelOpt write FP8."""
+    """Write a checkpoint in FP8 with ModelOpt."""
     export_hf_checkpoint(mtq.quantize(model, mtq.FP8_DEFAULT_CFG, lambda quantized: quantized(IDS)), export_dir=folder)
 
 
 def nvfp4(model: Qwen2ForCausalLM, folder: Path) -> None:
-    """Let ModelOpt write NVFP4; a CPU cannot calibrate inputs, and quark ignores their scales."""
+    """Write a checkpoint in NVFP4 with ModelOpt. Input scales are not calibrated, since a CPU cannot do this
+    and quark ignores these scales."""
     quantized = mtq.quantize(model, mtq.NVFP4_DEFAULT_CFG, None)
     for name, module in quantized.named_modules():
         if name.endswith("input_quantizer") and module.is_enabled:
@@ -64,7 +66,7 @@ def nvfp4(model: Qwen2ForCausalLM, folder: Path) -> None:
 
 
 def int8(model: Qwen2ForCausalLM, folder: Path) -> None:
-    """Let transformers and bitsandbytes write INT8."""
+    """Write a checkpoint in INT8 with transformers and bitsandbytes."""
     with tempfile.TemporaryDirectory() as source:
         model.save_pretrained(source)
         config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head"])
@@ -73,7 +75,7 @@ def int8(model: Qwen2ForCausalLM, folder: Path) -> None:
 
 
 def record(folder: Path, out: Path) -> None:
-    """Copy a checkpoint and write the logits of its dequantized weights."""
+    """Copy a checkpoint, and write the logits that a model with the dequantized weights computes."""
     out.mkdir(parents=True, exist_ok=True)
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
@@ -90,7 +92,7 @@ def record(folder: Path, out: Path) -> None:
 
 
 def dequantized(codes: torch.Tensor, own: dict[str, torch.Tensor | None], shape: torch.Size) -> torch.Tensor:
-    """Return the weight as its library dequantizes it."""
+    """Return the weight that bitsandbytes or ModelOpt dequantizes from the codes."""
     if own["SCB"] is not None:
         return bitsandbytes.functional.int8_vectorwise_dequant(codes, own["SCB"])
     if own["weight_scale_2"] is None:

@@ -2,9 +2,9 @@
 
     python -m tools.train_tiny_kinds mixture kjv.txt devil.txt --out tiny_model/src/quark_tiny_model/mixture
 
-Texts, split and tokenizer come from the folder of the tiny Llama beside the output. Everything is
-seeded, so the same texts, torch build and number of threads give the same files. The script keeps a model
-only if its held-out perplexity is below a third of a unigram model's perplexity.
+The tiny Llama must be in a folder beside the output. The script uses that model's texts, split and tokenizer.
+Everything is seeded, so the same texts, torch build and number of threads give the same files. The script
+keeps a model only if its held-out perplexity is below a third of a unigram model's perplexity.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ LEAST_TOKENS = 16
 
 @attrs.frozen
 class KindRecipe(Recipe):
-    """The recipe of a smaller model. Widths are multiples of 64, so that groups of 64 fit every layer."""
+    """The settings of a smaller model and of its training. Widths are multiples of 64, so that groups of 64
+    fit every layer."""
 
     hidden: int = 128
     intermediate: int = 64
@@ -47,7 +48,8 @@ class KindRecipe(Recipe):
 
 
 def make_mixture(recipe: KindRecipe) -> Qwen2MoeForCausalLM:
-    """Return a mixture of eight experts and a shared one; a router chooses two for each token."""
+    """Return a mixture of eight experts and a shared expert. A router chooses two of the eight experts for
+    each token."""
     config = Qwen2MoeConfig(
         **sizes(recipe),
         intermediate_size=recipe.intermediate,
@@ -82,7 +84,8 @@ KINDS: dict[str, Callable[[KindRecipe], PreTrainedModel]] = {"mixture": make_mix
 
 
 def tokens_of_experts(model: Any, tokens: Tensor, length: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield the number of tokens of each expert, for each block of a mixture."""
+    """For each block of a mixture, yield the name of the block and the number of tokens that each expert
+    gets."""
     routers = {name: module for name, module in model.named_modules() if hasattr(module, "top_k")}
     counts = {name: torch.zeros(EXPERTS, dtype=torch.int64) for name in routers}
     hooks = [module.register_forward_hook(_counting(counts[name])) for name, module in routers.items()]

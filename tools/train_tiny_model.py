@@ -3,8 +3,8 @@
     python tools/train_tiny_model.py kjv.txt devils_dictionary.txt --out tiny_model/src/quark_tiny_model/llama
 
 Everything is seeded, so the same texts, torch build and number of threads give the same files. The script
-prints the held-out perplexity of the model, and of a unigram model over the same tokens. It keeps the model
-only if its perplexity is below a third of the unigram model's.
+prints the held-out perplexity of the model, and of a unigram model over the same tokens. The script keeps the
+model only if its perplexity is below a third of the perplexity of the unigram model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ MAX_BYTES = 4_000_000  # limit of the directory without the held-out text
 
 @attrs.frozen
 class Recipe:
-    """Settings of model and training. Widths are multiples of 128, so that groups of 128 fit every layer."""
+    """Settings of the model and of the training. Widths are multiples of 128, so that groups of 128 fit every
+    layer."""
 
     vocabulary: int = 1024
     hidden: int = 256
@@ -53,7 +54,8 @@ class Recipe:
 
 
 def split(texts: Sequence[str]) -> tuple[str, str]:
-    """Return training and held-out text: one block of whole lines in every `HELD_OUT_EVERY` is held out."""
+    """Return the training text and the held-out text. Texts are cut into blocks of whole lines, and one block
+    in every `HELD_OUT_EVERY` is held out."""
     kept: list[str] = []
     held_out: list[str] = []
     count = 0
@@ -67,7 +69,8 @@ def split(texts: Sequence[str]) -> tuple[str, str]:
 
 
 def make_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer of ``size`` tokens. Token 0 ends a text; encoding adds no tokens."""
+    """Return a byte-level BPE tokenizer of ``size`` tokens. Token 0 marks the end of a text. Encoding a text
+    adds no special tokens."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -79,7 +82,8 @@ def make_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
 
 
 def sizes(recipe: Recipe) -> dict[str, Any]:
-    """Return the configuration fields of all models: a tied head, and token 0 as every special token."""
+    """Return the configuration fields that all models share. The head is tied, and every special token is
+    token 0."""
     return {
         "vocab_size": recipe.vocabulary,
         "hidden_size": recipe.hidden,
@@ -99,7 +103,8 @@ def make_model(recipe: Recipe) -> LlamaForCausalLM:
 
 
 def batches(tokens: Tensor, recipe: Recipe) -> Iterator[Tensor]:
-    """Yield batches ``[batch, length + 1]`` without end; each pass has another offset and order."""
+    """Yield batches of shape ``[batch, length + 1]`` without end. Each pass over the text has another offset
+    and another order."""
     generator = torch.Generator().manual_seed(recipe.seed)
     span = recipe.length + 1
     while True:
@@ -111,7 +116,8 @@ def batches(tokens: Tensor, recipe: Recipe) -> Iterator[Tensor]:
 
 
 def rate(step: int, recipe: Recipe) -> float:
-    """Return the learning rate: linear warm-up, then half a cosine that falls to 0."""
+    """Return the learning rate. It rises linearly during the warm-up, and then falls to 0 along half a
+    cosine."""
     if step < recipe.warmup:
         return recipe.peak_rate * (step + 1) / recipe.warmup
     done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
@@ -119,7 +125,7 @@ def rate(step: int, recipe: Recipe) -> float:
 
 
 def train(model: PreTrainedModel, tokens: Tensor, recipe: Recipe) -> None:
-    """Train in place with AdamW, with weight decay for matrices only, and print the loss."""
+    """Train the model in place with AdamW, and print the loss. Only matrices have weight decay."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -146,7 +152,8 @@ def train(model: PreTrainedModel, tokens: Tensor, recipe: Recipe) -> None:
 
 @torch.inference_mode()
 def perplexity(model: PreTrainedModel, tokens: Tensor, length: int) -> float:
-    """Return the held-out perplexity over non-overlapping windows, without the shorter last one."""
+    """Return the perplexity over non-overlapping windows of ``tokens``. A shorter window at the end is left
+    out."""
     windows = tokens.unfold(0, length, length)
     total = sum(
         float(torch.nn.functional.cross_entropy(model(input_ids=w[None]).logits[0, :-1].float(), w[1:], reduction="sum")) for w in windows
@@ -155,7 +162,8 @@ def perplexity(model: PreTrainedModel, tokens: Tensor, length: int) -> float:
 
 
 def unigram_perplexity(train_tokens: Tensor, tokens: Tensor, size: int) -> float:
-    """Return the perplexity of a unigram model: token counts of the training text, each plus one."""
+    """Return the perplexity of a unigram model, whose probabilities come from the token counts of the
+    training text plus one."""
     counts = torch.bincount(train_tokens, minlength=size).double() + 1
     return math.exp(-float((counts / counts.sum()).log()[tokens].mean()))
 

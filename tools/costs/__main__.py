@@ -1,4 +1,5 @@
-"""Count the costs of runs in FLOPs, bytes, operations and waits, which no other load on the machine changes.
+"""Count the costs of runs in FLOPs, bytes, operations and waits. Other load on the machine does not change
+these counts.
 
     python -m tools.costs                               # counts; exit status 1 if a count differs
     python -m tools.costs record [NAME ...]             # writes the counts; a higher cost needs --why
@@ -21,7 +22,7 @@ from tools.costs.runs import RUNS, cost_of, parts_of
 
 
 def main(arguments: list[str] | None = None) -> str | None:
-    """Count the costs, and show or record them; return an error message, or None."""
+    """Count the costs, and show or record them. Return an error message, or None after success."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["show", "record", "parts"], nargs="?", default="show")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(RUNS)}; default: all")

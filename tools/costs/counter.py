@@ -1,4 +1,4 @@
-"""OperationCounter: counts torch's operations, their FLOPs and bytes, by phase of a run and by module."""
+"""OperationCounter: counts torch's operations, FLOPs and bytes, for each phase of a run and each module."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Counts:
         flops: FLOPs of products, factorizations and solutions of systems. A multiplication is one FLOP, and
             so is an addition. Elementwise operations have no FLOPs; their cost is the bytes that they move.
         bytes: Bytes read from operands and written to results by each operation, without the effect of
-            caches. A broadcast operand is read once.
+            caches. A broadcast operand counts once.
         operations: Number of operations that read or write; views do not count.
     """
 
@@ -48,8 +48,9 @@ class OperationCounter(TorchDispatchMode):
 
     Attributes:
         phase: The phase to which the next operations belong.
-        parts: `Counts` by phase and by the module of this project that asked for the operation, such as
-            ``("solve", "quark_algos.scale_search")``; number formats and quantizers count with their callers.
+        parts: `Counts` by phase and by the module of this project that called the operation, such as
+            ``("solve", "quark_algos.scale_search")``. Operations of number formats and quantizers count for
+            the module that called these.
 
     Example:
         >>> with OperationCounter() as counter:
@@ -82,7 +83,7 @@ class OperationCounter(TorchDispatchMode):
         return result
 
     def count(self, counts: Counts) -> None:
-        """Add counts to the part of the current phase and of the module that asks for the work."""
+        """Add counts to the part for the current phase and for the module that called the operation."""
         part = self.phase, _module(sys._getframe())
         self.parts[part] = self.parts.get(part, Counts()) + counts
 
@@ -91,7 +92,8 @@ _ALLOCATIONS = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_em
 
 
 def _module(frame: FrameType | None) -> str:
-    """Return the innermost calling module of this project that counts for itself; ``""`` if there is none."""
+    """Return the innermost module of this project on the call stack for which operations are counted; ``""``
+    if there is none."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name.startswith("quark") and not name.startswith(_SERVING):
@@ -107,7 +109,7 @@ def _is_view(func: Any) -> bool:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Return the bytes of a tensor; a broadcast dimension (stride 0) counts as one element."""
+    """Return the number of bytes of a tensor. A broadcast dimension (stride 0) counts as one element."""
     sizes = (size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.element_size() * (math.prod(sizes) if tensor.numel() else 0)
 

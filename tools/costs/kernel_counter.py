@@ -1,4 +1,5 @@
-"""counted_kernels: counts the launches of Triton kernels in Triton's interpreter, and the bytes they move."""
+"""counted_kernels: counts the launches of Triton kernels in Triton's interpreter, and the bytes that the
+kernels read and write."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.fi
 
 @contextmanager
 def counted_kernels(counter: OperationCounter) -> Iterator[None]:
-    """Let tensors on the CPU use kernels, and count each launch as an operation of ``counter``.
+    """Make quark use its Triton kernels for CPU tensors, and count each launch as an operation of
+    ``counter``.
 
-    The bytes of a launch are the elements that each program of the kernel reads or writes. An element that
-    several lanes of a program read counts once.
+    The bytes of a launch are the bytes of the elements that each program of the kernel reads or writes. If
+    several lanes of a program access the same element at once, it counts once.
     """
     import numpy as np
     from triton.runtime import interpreter

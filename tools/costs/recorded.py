@@ -20,12 +20,12 @@ ALLOWED = 0.02
 
 @attrs.frozen
 class Difference:
-    """A count that differs from the recorded one by more than `ALLOWED`.
+    """A count that differs from the recorded count by more than `ALLOWED`.
 
     Attributes:
         unit: Field of `Cost`.
         before: The recorded count.
-        now: The count.
+        now: The new count.
     """
 
     unit: str
@@ -43,7 +43,7 @@ class Difference:
 
 
 def differences(recorded: Cost | None, counted: Cost) -> list[Difference]:
-    """Return the counts that differ from the recorded ones; none without recorded counts."""
+    """Return the counts that differ from the recorded counts. If nothing is recorded, the result is empty."""
     if recorded is None:
         return []
     pairs = ((unit, value, getattr(counted, unit)) for unit, value in attrs.asdict(recorded).items() if value is not None)
@@ -63,7 +63,7 @@ def parts(name: str) -> list[Part]:
 
 
 def write(recorded: Mapping[str, Cost], counted: Mapping[str, Cost], reasons: Mapping[str, str | None]) -> None:
-    """Replace recorded costs by new counts, with the reasons for costs that rise.
+    """Replace the recorded costs by new counts. For costs that rise, also write the reasons.
 
     Earlier reasons stay in the file.
     """

@@ -37,9 +37,10 @@ class RunCase:
     Attributes:
         scheme: Name of the scheme.
         algorithms: Names of the algorithms, in order.
-        settings: Settings that differ from the defaults, by name of the algorithm.
+        settings: Settings that differ from the defaults, by the name of the algorithm.
         is_from_disk: Whether the model goes from a checkpoint to a checkpoint.
-        uses_kernels: Whether Triton's kernels round, in Triton's interpreter. A launch is one operation.
+        uses_kernels: Whether Triton kernels, in Triton's interpreter, do the rounding. A launch counts as one
+            operation.
     """
 
     scheme: str
@@ -81,10 +82,11 @@ class Cost:
     """The cost of a run, in units that do not depend on the machine.
 
     Attributes:
-        flops: FLOPs ÷ FLOPs of a float forward over the calibration tokens.
+        flops: FLOPs ÷ FLOPs of a forward pass of the float model over the calibration tokens.
         bytes: Bytes read and written ÷ bytes of the float weights of the decoder blocks.
         operations: Operations for each block.
-        waits: Number of times that the host waits for a device; None from disk and with kernels.
+        waits: Number of times that the host waits for a device; None for runs from disk and for runs with
+            kernels.
     """
 
     flops: float
@@ -130,7 +132,7 @@ def parts_of(case: RunCase) -> list[Part]:
 def _counted(case: RunCase) -> dict[tuple[str, str], Counts]:
     """Return the `Counts` of a run by phase and module.
 
-    The plan does not count, since its cost depends on earlier plans of the process.
+    The plan is not counted, since the cost of a plan depends on earlier plans in the process.
     """
     config = _config(case)
     _warm_up(RUNS["rtn, from disk"])
@@ -156,7 +158,8 @@ def _warm_up(case: RunCase) -> None:
 
 @cache
 def _forward_and_weights() -> tuple[float, int]:
-    """Return the FLOPs of a float forward of all tokens, and the bytes of the weights in the blocks."""
+    """Return the FLOPs of a forward pass of the float model over all tokens, and the bytes of the weights in
+    the blocks."""
     model = _model()
     with torch.no_grad(), OperationCounter() as counter:
         for sequence in _tokens():
@@ -166,7 +169,7 @@ def _forward_and_weights() -> tuple[float, int]:
 
 @contextmanager
 def _prepared(case: RunCase, config: QConfig, samples: int = SAMPLES) -> Iterator[Callable[[], object]]:
-    """Yield a function that does the prepared run."""
+    """Prepare a run, and yield a function that does it."""
     data = _tokens()[:samples] if _needs_data(case) else None
     if not case.is_from_disk:
         model = _model()
@@ -200,7 +203,8 @@ def _config(case: RunCase) -> QConfig:
 
 
 def _model() -> Any:
-    """Return a Llama of random weights; its attention uses operations that have FLOP formulas.
+    """Return a Llama with random weights. The attention of this model uses operations that have FLOP
+    formulas.
 
     The norms' channels have very different scales. So equalization has a clear gain, and a run makes the same
     choices on every CPU.
@@ -228,7 +232,8 @@ def _tokens() -> list[Tensor]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute in this thread alone, since the counter sees no other thread."""
+    """Make torch compute in this thread alone, since the counter does not count the operations of other
+    threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

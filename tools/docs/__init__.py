@@ -1,4 +1,4 @@
 """The generated parts of the documentation: tables of the registry, pages of hooks, API pages, pictures.
 
-`hooks` plugs them into MkDocs.
+`hooks` adds these parts to MkDocs.
 """

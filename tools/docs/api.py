@@ -64,7 +64,8 @@ def pages() -> tuple[Page, ...]:
 
 @functools.cache
 def targets() -> dict[str, str]:
-    """Return the identifier to link for each short and full name in a docstring."""
+    """Return, for each name that a docstring may use (short or full), the identifier to which the name is
+    linked."""
     found: dict[str, str] = {}
     for path in _described().values():
         package, _, name = path.rpartition(".")
@@ -79,7 +80,10 @@ def targets() -> dict[str, str]:
 
 @functools.cache
 def _described() -> dict[object, str]:
-    """Return the identifier that describes each public object, which is in the nearest package."""
+    """Return, for each public object, the identifier under which it is described.
+
+    If several packages export an object, this is the package in which the object is defined.
+    """
     found: dict[object, str] = {}
     for package in PUBLIC:
         for name in _public(package):
@@ -93,7 +97,10 @@ def _value(package: str, name: str) -> object:
 
 
 def _key(package: str, name: str) -> object:
-    """Return a key of an object: all names of a class or function have one key, other names one key each."""
+    """Return a key of an object.
+
+    All names of one class or function have the same key. Every other name has its own key.
+    """
     value = _value(package, name)
     return id(value) if inspect.isclass(value) or inspect.isfunction(value) else (package, name)
 
@@ -104,7 +111,7 @@ def _public(package: str) -> tuple[str, ...]:
 
 @functools.cache
 def _written_by_hand() -> dict[str, str]:
-    """Return the page of each identifier that ``docs/`` describes with ``:::``."""
+    """Return the page of each identifier that a page in ``docs/`` describes with ``:::``."""
     return {
         identifier: path.relative_to(ROOT / "docs").as_posix()
         for path in sorted((ROOT / "docs").rglob("*.md"))

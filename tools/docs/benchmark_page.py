@@ -1,4 +1,4 @@
-"""The page of benchmarks: the last results of ``make bench`` in full, and a line for each earlier run."""
+"""The page of benchmarks. It has the full last results of ``make bench``, and a line for each earlier run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ RESULTS = ROOT / "docs/data/benchmarks.json"
 
 
 def page(path: Path = RESULTS) -> str:
-    """Return a table with date and machine for the last run of each benchmark, and a line for others."""
+    """Return the page: a table for the newest results of each benchmark, with their date and machine, and a
+    line for each earlier run."""
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
     if not runs:
         return "No run has been recorded yet."
@@ -60,7 +61,7 @@ def _value(value: float, unit: str) -> str:
 
 
 def _bar(row: Mapping[str, Any]) -> str:
-    """Return the bar and whether the figure meets it."""
+    """Return the bar, and whether the figure meets the bar; an empty text if there is no bar."""
     if row["bar"] is None:
         return ""
     return f"{row['bar']:g} {row['unit']}, {'met' if row['value'] <= row['bar'] else 'missed'}"

@@ -1,7 +1,8 @@
 """Tables of ``docs/data/clients.json``, the results of `make clients`.
 
-`tests/clients/results.py` writes the file. It has versions for each client, and results by layout and scheme.
-A result is ``error`` and ``greedy``, or the reason why the client or exporter ``refused``.
+`tests/clients/results.py` writes the file. The file has versions for each client, and results by layout and
+scheme. A result has the fields ``error`` and ``greedy``, or the field ``refused`` with the reason why the
+client or the exporter refused.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def tables(data: Mapping[str, Any] | None = None) -> str:
     """Return tables by client and by layout, with a legend, the reasons of refusals, and versions.
 
     Args:
-        data: Content of the file; default: the repository's file.
+        data: Content of a results file; by default, that of the repository's file.
     """
     data, reasons = client_results() if data is None else data, _Reasons()
     by_client, by_layout = _by_client(data, reasons), _by_layout(data, reasons)
@@ -64,7 +65,7 @@ def tables(data: Mapping[str, Any] | None = None) -> str:
 
 
 def _by_client(data: Mapping[str, Any], reasons: _Reasons) -> str:
-    """Return a table with a client in each column; schemes with equal results share a row."""
+    """Return a table with a client in each column. Schemes with equal results share a row."""
     by_cells: dict[tuple[str, ...], list[str]] = {}
     for scheme in schemes():
         cells = tuple(_cell(_results(data, client, scheme), layouts[0], reasons) for client, layouts in COLUMNS.items())
@@ -74,7 +75,7 @@ def _by_client(data: Mapping[str, Any], reasons: _Reasons) -> str:
 
 
 def _by_layout(data: Mapping[str, Any], reasons: _Reasons) -> str:
-    """Return a table with a scheme in each row, a client and layout in each column."""
+    """Return a table with a scheme in each row, and with a pair of client and layout in each column."""
     columns = [(client, layout) for client, layouts in COLUMNS.items() for layout in layouts]
     rows = [
         [code(scheme), *(_cell({layout: _results(data, client, scheme).get(layout)}, layout, reasons) for client, layout in columns)]
@@ -97,7 +98,7 @@ class _Reasons:
 
 
 def _results(data: Mapping[str, Any], client: str, scheme: str) -> dict[str, Any]:
-    """Return layout → result of one client and scheme; None without a run."""
+    """Return the result of one client and scheme for each layout; None for a layout that was not run."""
     own = data.get(client, {}).get("results", {})
     return {layout: own.get(layout, {}).get(scheme) for layout in COLUMNS[client]}
 

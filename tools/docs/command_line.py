@@ -40,7 +40,7 @@ def _names(parameter: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return a help text as Markdown; only text in backticks is markup."""
+    """Return a help text as Markdown. Only its backticks are markup; other special characters are escaped."""
     return re.sub(r"\\`(.+?)\\`", r"`\1`", cell(text))
 
 

@@ -51,7 +51,8 @@ def _verdict(cells: Cells, first: str, other: str) -> str:
 
 
 def _table(cells: Cells, first: str, others: Sequence[str]) -> str:
-    """Return a row for each cell of a comparison, with two columns for each setting but the first."""
+    """Return a table with a row for each cell of a comparison. Each setting except the first has two
+    columns."""
     rows = []
     for one in cells:
         compared = {other: row_of(one, first, other) for other in others}

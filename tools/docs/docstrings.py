@@ -1,4 +1,4 @@
-"""Docstrings for the API pages: as Markdown, with links for names that have a page."""
+"""Docstrings for the API pages. They become Markdown, and names that have a page become links."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _NAME = re.compile(r"(?<![`\[])`([A-Za-z_][\w.]*)`(?![`\]])")
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites every collected docstring, and gives `quark.torch` the names of its stubs."""
+    """An extension of griffe that rewrites every docstring, and adds the names in the stubs of
+    `quark.torch`."""
 
     def on_package(self, *, pkg: Any, loader: Any, **_: Any) -> None:
-        """Add the names of `quark.torch`: griffe does not read partial stub packages, such as quark-amd's."""
+        """Add the names of `quark.torch`, since griffe does not read partial stub packages such as that of
+        quark-amd."""
         if pkg.path == "quark":
             loader.load("quark_amd")
             stubs = griffe.visit("torch", filepath=_STUBS, code=_STUBS.read_text("utf-8"), parent=pkg)
@@ -29,7 +31,7 @@ class Docstrings(griffe.Extension):
                 pkg["torch"].set_member(name, member)
 
     def on_instance(self, *, obj: Any, **_: Any) -> None:
-        """Replace the docstring of an object by its Markdown."""
+        """Replace the docstring of an object by the same text in Markdown."""
         if obj.docstring is not None:
             obj.docstring.value = _NAME.sub(_linked, as_markdown(obj.docstring.value))
 

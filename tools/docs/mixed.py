@@ -16,18 +16,21 @@ Row = dict[str, Any]
 
 
 def measured() -> dict[str, Any]:
-    """Return the stored rows: each scheme alone, and each choice from a set of candidates at a size."""
+    """Return the stored data. There is a row for each scheme alone, and for each choice from a set of
+    candidates at a given size."""
     data: dict[str, Any] = json.loads((ROOT / "docs/data/mixed_precision.json").read_text(encoding="utf-8"))
     return data
 
 
 def choices(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return each choice that used predicted losses, with the heuristic's best choice of the same size."""
+    """Return each choice that was made by predicted losses, together with the best choice of the heuristic
+    for the same size."""
     return [(row, min((r for r in rows if is_heuristic(r, row)), key=lambda r: r["kl"])) for row in rows if row["choice"] == "fisher"]
 
 
 def table() -> str:
-    """Return a table with a row for each size of each set of candidates, and a table of single schemes."""
+    """Return two tables: one with a row for each size of each set of candidates, and one of single
+    schemes."""
     rows = measured()["rows"]
     cells = []
     for row, ends in choices(rows):

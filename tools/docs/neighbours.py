@@ -14,7 +14,8 @@ __all__ = ["results", "table"]
 
 
 def results() -> dict[str, Any]:
-    """Return the content of the file: neighbour → installation, versions, changes by quark, steps."""
+    """Return the content of the file. For each neighbour, it has the installation, versions, the changes by
+    quark, and the steps."""
     data: dict[str, Any] = json.loads((ROOT / "docs/data/neighbours.json").read_text(encoding="utf-8"))
     return data
 
@@ -23,7 +24,7 @@ def table(data: Mapping[str, Any] | None = None) -> str:
     """Return a table with a neighbour in each column.
 
     Args:
-        data: Content of the file; default: the repository's file.
+        data: Content of a results file; by default, that of the repository's file.
     """
     data = results() if data is None else data
     columns = [data[name] for name in NEIGHBOURS if name in data]

@@ -15,18 +15,20 @@ Row = dict[str, Any]
 
 
 def measured() -> list[Row]:
-    """Return the stored rows: each algorithm of a program with a scheme on a model."""
+    """Return the stored rows. Each row is a run of one algorithm of a program, with a scheme, on a model."""
     rows: list[Row] = json.loads((ROOT / "docs/data/peers.json").read_text(encoding="utf-8"))["rows"]
     return rows
 
 
 def cost(row: Row) -> float:
-    """Return the CPU time of quantization in forwards of the float model over the same tokens."""
+    """Return the CPU time of quantization, divided by the CPU time of a forward pass of the float model over
+    the same tokens."""
     return float(row["cpu"] / row["forward_cpu"])
 
 
 def table() -> str:
-    """Return a table for each model: schemes in the measured order, programs by perplexity."""
+    """Return a table for each model. Rows are sorted by scheme, in the measured order, and then by
+    perplexity."""
     rows = measured()
     parts = []
     for model in dict.fromkeys(row["model"] for row in rows):

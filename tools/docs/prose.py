@@ -1,4 +1,4 @@
-"""Warn of prose that people would read twice: ``python -m tools.docs.prose [FILE …]``.
+"""Warn of prose that people would have to read twice: ``python -m tools.docs.prose [FILE …]``.
 
 The program checks each line of Markdown outside code. It warns of several sentences in a line, of a long line
 or sentence, and of words in `VOCABULARY`, and gives advice. The exit status is always 0.
@@ -35,7 +35,7 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z`*])")
 
 
 def warnings(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number of a line and a warning about its prose.
+    """Yield warnings about the prose of a document, each with the number of its line.
 
     Args:
         text: A document in Markdown.

@@ -18,7 +18,8 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)([^)\s]+)\)")
 
 
 def section(reference: str, page: str) -> str:
-    """Return a section of a document without its heading; inner headings move to the page's level.
+    """Return a section of a document without the section's heading. The levels of inner headings are adapted
+    to the page.
 
     Args:
         reference: ``"FILE: HEADING"``, the file relative to the root of the repository.
@@ -40,7 +41,7 @@ def new_plugin_file(kind: str, file: str) -> str:
 
     Args:
         kind: Name of one of `PLUGIN_KINDS`, such as ``"layout"``.
-        file: Below the package, such as ``"box.py"``.
+        file: Path of the file within the package, such as ``"box.py"``.
     """
     naming = Naming.of("acme-quant")
     texts = rendered(naming, [one for one in PLUGIN_KINDS if one.name == kind])

@@ -1,8 +1,8 @@
 """Record sessions of the program as pictures: ``python -m tools.docs.sessions docs/pictures``.
 
-Each session runs the real program on the tiny model, in an empty folder and a terminal of fixed width. rich
-writes the session as SVG. Some plots of the report of the session ``quantize`` become pictures too. Times in
-the pictures depend on the machine that ran the program.
+Each session runs the real program on the tiny model, in an empty folder and a terminal of fixed width. The
+library rich writes the session as SVG. Some plots in the report that the session ``quantize`` writes also
+become pictures. Times in the pictures depend on the machine that ran the program.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def recorded(commands: tuple[str, ...], columns: int, folder: Path) -> str:
     """Return a picture of commands and their output.
 
     Args:
-        commands: Lines of a shell; ``path/to/model`` stands for the tiny model.
+        commands: Command lines. ``path/to/model`` is the tiny model.
         columns: Width of the terminal.
         folder: An empty folder, in which the commands run.
     """
@@ -78,7 +78,7 @@ def recorded(commands: tuple[str, ...], columns: int, folder: Path) -> str:
 
 
 def plot(report: str, name: str) -> str:
-    """Return a plot of a report as a picture, in the colours of a light page."""
+    """Return a plot from a report as a picture, with the colours for a light page."""
     style = re.search(r"<style>(.*?)</style>", report, flags=re.DOTALL)
     drawn = re.search(rf'<svg id="plot-{name}".*?</svg>', report, flags=re.DOTALL)
     assert style is not None

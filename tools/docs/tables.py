@@ -65,13 +65,14 @@ def cell(text: object) -> str:
 
 
 def code(text: object) -> str:
-    """Return a text as code in the cell of a table; an empty text stays empty."""
+    """Return a text as code for the cell of a table. An empty text stays empty."""
     plain = " ".join(str(text).split()).replace("`", "'").replace("|", "\\|")
     return f"`{plain}`" if plain else ""
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown without the columns that are empty in every row; cells are Markdown."""
+    """Return a table in Markdown. Columns that are empty in every row are left out. The given cells are
+    Markdown."""
     used = [i for i in range(len(titles)) if any(row[i] for row in rows)]
     lines = [[titles[i] for i in used], ["---"] * len(used), *([row[i] for i in used] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -111,7 +112,7 @@ def options_of(kind: str) -> str:
 
 
 def clients() -> str:
-    """Return the table of clients: a scheme in each row, a program in each column."""
+    """Return the table of clients, with a scheme in each row and a program in each column."""
     rows: list[dict[str, Any]] = kind_report(catalog(), "schemes")["schemes"]
     claims = {row["name"]: dict(_client(text) for text in row["clients"]) for row in rows}
     programs = list(dict.fromkeys(program for claim in claims.values() for program in claim))

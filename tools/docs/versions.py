@@ -9,7 +9,7 @@ __all__ = ["table"]
 
 
 def table() -> str:
-    """Return the table: a row for each cell of the matrix."""
+    """Return the table, with a row for each set of versions in the matrix."""
     results, rows = read(), []
     for cell in CELLS:
         row = [cell.python, cell.torch, cell.transformers, cell.why]

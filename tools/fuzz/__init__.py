@@ -1,1 +1,2 @@
-"""Fuzzing of checkpoints: seeded damage to their files, routes that read them, and outcomes."""
+"""Fuzzing of checkpoints: seeded damage to the files, routes that read the damaged checkpoints, and
+outcomes."""

@@ -7,8 +7,8 @@
 Three outcomes are allowed:
 
 * The run gives the right result.
-* The run gives another result, because a float checkpoint now has other weights, or because a quantized one
-  does and its checksums notice the damage.
+* The run gives another result, because a float checkpoint now has other weights. A quantized checkpoint may
+  also have other weights, but only if its checksums show the damage.
 * The run fails with exit code 2 and one sentence that names the file. It leaves only finished blocks behind,
   and a warning names their folder.
 
@@ -64,7 +64,8 @@ def main() -> None:
 
 
 def case(seed: int, source: str, route: str, base: Path) -> tuple[str, str, str]:
-    """Return a description of the damage, the kind of outcome, and the defect or message."""
+    """Run one case. Return a description of the damage, the kind of outcome, and the defect or the run's
+    message."""
     place = Path(tempfile.mkdtemp(prefix="case-", dir=base))
     directory, out = Path(shutil.copytree(base / source, place / "in")), place / "out"
     what = damage(directory, source, random.Random(seed))
@@ -103,7 +104,7 @@ def _right(route: str, source: str, base: Path) -> Path:
 
 
 def _answer(pipe: Connection) -> tuple[int, str, float, int] | None:
-    """Return the message of a child; None if it sends nothing in time."""
+    """Return the message of a child process; None if the process sends nothing in time."""
     try:
         answer: tuple[int, str, float, int] | None = pipe.recv() if pipe.poll(PATIENCE) else None
     except EOFError:

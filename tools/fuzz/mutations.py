@@ -22,7 +22,7 @@ _PLACES = ("../float/model.safetensors", "/etc/passwd", "sub/x.safetensors", "..
 
 
 def damage(directory: Path, source: str, rng: random.Random) -> str:
-    """Damage a copy of a source in place; return a description of the damage."""
+    """Damage a copy of a source in place, and return a description of the damage."""
     kinds = [name for name, (of, _) in DAMAGES.items() if source in of]
     return DAMAGES[rng.choice(kinds)][1](directory, source, rng)
 
@@ -61,7 +61,7 @@ def _two_fields(directory: Path, source: str, rng: random.Random) -> str:
 
 
 def _nested(directory: Path, source: str, rng: random.Random) -> str:
-    """Put a deeply nested value at a place of a JSON file."""
+    """Put a deeply nested value into the first object of a JSON file."""
     name = rng.choice([n for n in FILES[source] if not n.endswith(".safetensors")])
     text = (directory / name).read_text(encoding="utf-8")
     depth, marks = rng.choice([500, 990, 5000, 200_000]), rng.choice(["[]", "{}"])
@@ -80,7 +80,7 @@ def _index_place(directory: Path, source: str, rng: random.Random) -> str:
 
 
 def _extra_file(directory: Path, source: str, rng: random.Random) -> str:
-    """Copy a shard over another, or to a name that changes the checkpoint's set of files."""
+    """Copy a shard over another shard, or to a new name, so that the checkpoint has another set of files."""
     shards = sorted(directory.glob("*.safetensors"))
     from_, to = rng.choice(shards), directory / rng.choice([s.name for s in shards] + ["model.safetensors"])
     if from_ != to:
@@ -98,7 +98,7 @@ def _link(directory: Path, source: str, rng: random.Random) -> str:
 
 
 def _other_numbers(directory: Path, source: str, rng: random.Random) -> str:
-    """Change all or a part of a file's data to NaN, zeros or ones."""
+    """Set all bytes of a file's data, or a part of them, to one of a few values, some of which make NaN."""
     file = rng.choice(sorted(directory.glob("*.safetensors")))
     header, body = _split(file.read_bytes())
     begin = rng.randrange(len(body)) if rng.random() < 0.7 else 0
@@ -109,7 +109,7 @@ def _other_numbers(directory: Path, source: str, rng: random.Random) -> str:
 
 
 def _bit(directory: Path, source: str, rng: random.Random) -> str:
-    """Flip one bit of a file with tensors: in the header, or anywhere."""
+    """Flip one bit of a file with tensors, either in the header or anywhere in the file."""
     file = rng.choice(sorted(directory.glob("*.safetensors")))
     data = bytearray(file.read_bytes())
     place, bit = rng.randrange(8 + int.from_bytes(data[:8], "little") if rng.random() < 0.3 else len(data)), rng.randrange(8)
@@ -140,7 +140,7 @@ def _header_swap(directory: Path, source: str, rng: random.Random) -> str:
 
 
 def _own_code(directory: Path, source: str, rng: random.Random) -> str:
-    """Let a configuration name code in the checkpoint; the code would write a file if it ran."""
+    """Make a configuration name code that is in the checkpoint. This code would write a file if it ran."""
     name = rng.choice(["config.json", "tokenizer_config.json"])
     (directory / "own.py").write_text(f"open({str(directory.parent / 'ran')!r}, 'w').close()\nclass Own: pass\n")
     kinds = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", "own.Own"]}
@@ -181,7 +181,7 @@ def _joined(header: bytes, what: str, body: bytes) -> tuple[bytes, str]:
 
 
 def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return paths to the values within a JSON value; at most sixty in each object."""
+    """Return paths to the values within a JSON value: at most sixty for each object."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path for key, inner in list(items)[:60] for path in ((*at, key), *_places(inner, (*at, key)))]
 

@@ -39,9 +39,9 @@ checkpoint, checksums notice them.
 
 
 def run(route: str, directory: Path, out: Path, text: Path) -> tuple[int, str]:
-    """Run a route, and return its exit code and its text on stderr.
+    """Run a route, and return the exit code and the text on stderr.
 
-    ``out`` lies in a directory that holds only ``directory``.
+    The parent directory of ``out`` must contain nothing but ``directory``.
     """
     if route == "reader":
         try:
@@ -90,7 +90,7 @@ def ending(route: str, directory: Path, out: Path, code: int, said: str) -> str:
 
 
 def judged(route: str, directory: Path, out: Path, undamaged: Path, right: Path) -> str:
-    """Return `RESULT`, `ANOTHER`, or the defect in a result: damage that nothing noticed.
+    """Return `RESULT`, `ANOTHER`, or a description of damage that nothing noticed.
 
     Args:
         route: Route of the run, which ended in `RESULT`.

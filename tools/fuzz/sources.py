@@ -1,4 +1,5 @@
-"""The checkpoints to damage: one small model in one file, in shards, and quantized in several ways."""
+"""The checkpoints to damage. They contain the same small model: in one file, in shards, and quantized in
+several ways."""
 
 from __future__ import annotations
 

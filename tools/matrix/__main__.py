@@ -6,8 +6,8 @@
 
 A cell is a set of versions with its own environment, which takes up to 6 GB if torch is a build for GPUs. The
 program removes the environment after the tests, unless you give ``--keep``. It skips a cell if this machine
-lacks the interpreter. It writes results to `docs/data/versions.json`, and `tools.docs.versions` shows them as
-a table.
+does not have the version of Python. It writes results to `docs/data/versions.json`, and `tools.docs.versions`
+shows them as a table.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def _versions(cell: Cell) -> tuple[str, str, str]:
 
 
 def has_torch(cell: Cell, python: Path, place: Path) -> bool:
-    """Make the environment of a cell if it is missing; return whether torch is installed in it."""
+    """Make the environment of a cell if it is missing. Return whether torch is installed in the
+    environment."""
     if (place / ".installed").is_file():
         return True
     subprocess.run([python, "-m", "venv", "--clear", place], check=True)
@@ -85,9 +86,10 @@ def has_torch(cell: Cell, python: Path, place: Path) -> bool:
 
 
 def environment(cell: Cell, place: Path) -> Path:
-    """Install the packages that the tests need into a cell's environment; return the interpreter.
+    """Install the packages that the tests need into a cell's environment, and return the environment's
+    interpreter.
 
-    The environment must have torch.
+    torch must already be installed in the environment.
     """
     own, pip = place / "bin" / "python", _pip(place)
     if (place / ".installed").is_file():
@@ -106,7 +108,7 @@ def _pip(place: Path) -> list[str | Path]:
 
 
 def run(python: Path, workers: str, *, few: bool = False) -> Result:
-    """Run the demo and all or some tests of a cell with its interpreter."""
+    """Run the demo, and all tests or a few tests of a cell, with the given interpreter."""
     variables = os.environ | {"OMP_NUM_THREADS": "1", "QUARK_STRICT_PLUGINS": "1"}
     versions = json.loads(subprocess.run([python, "-c", _VERSIONS], check=True, capture_output=True, text=True).stdout)
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,5 @@
-"""The cells of the matrix: versions tested together, the tests of each cell, and the results."""
+"""The cells of the matrix, which are sets of versions that are tested together; the tests of each cell; and
+the results."""
 
 from __future__ import annotations
 
@@ -17,13 +18,14 @@ RESULTS = ROOT / "docs/data/versions.json"
 
 @attrs.frozen
 class Cell:
-    """Versions tested together.
+    """A set of versions that are tested together.
 
     Attributes:
         python: Version of Python, such as ``"3.13"``.
         torch, transformers: Versions of the packages.
         why: Why these versions are tested.
-        constraints: A file with the versions of other packages; empty for the newest ones.
+        constraints: A file with the versions of other packages. If it is empty, the newest versions are
+            installed.
     """
 
     python: str
@@ -34,7 +36,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Its name on the command line: ``"3.13-2.14.1-5.24.0"``."""
+        """The name of the cell on the command line, such as ``"3.13-2.14.1-5.24.0"``."""
         return f"{self.python}-{self.torch}-{self.transformers}"
 
 
@@ -75,8 +77,8 @@ class Result:
     """The result of the tests of a cell.
 
     Attributes:
-        commit: Commit of the repository, short.
-        versions: Package → installed version.
+        commit: Abbreviated commit of the repository.
+        versions: The installed version of each package.
         demo: Whether ``quark demo`` ended well.
         passed, failed, skipped: Numbers of tests.
         minutes: Time of the tests.
@@ -99,7 +101,7 @@ def read() -> dict[str, Result]:
 
 
 def write(name: str, result: Result) -> None:
-    """Store the result of a cell; it replaces an earlier result."""
+    """Store the result of a cell. It replaces an earlier result of the cell."""
     results = {key: attrs.asdict(value) for key, value in (read() | {name: result}).items()}
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Interpreters of other versions of Python, on PATH or installed by pyenv."""
+"""Interpreters of other versions of Python that are on PATH or that pyenv has installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def _candidates(version: str) -> Iterator[Path]:
 
 
 def _is_of(path: Path, version: str) -> bool:
-    """Return whether an interpreter starts and has that version. A pyenv shim on PATH may fail to start."""
+    """Return whether an interpreter can be started and has the given version. A pyenv shim on PATH may fail
+    to start."""
     said = subprocess.run(
         [path, "-c", "import sys; print(*sys.version_info[:2], sep='.')"], capture_output=True, text=True, check=False
     ).stdout

@@ -4,8 +4,8 @@
     python -m tools.mutants NAME ...        # changes whose name starts with one of these
     python -m tools.mutants --whole NAME    # if the listed tests pass, runs the whole suite too
 
-The program changes a copy of the working tree. First, the listed tests must pass without a change. Then a
-change has one of four verdicts. It is *killed* if a test fails; the printed line names the test and the
+The program changes a copy of the working tree. First, the listed tests must pass without a change. Then each
+change gets one of four verdicts. It is *killed* if a test fails; the printed line names the test and the
 reason. It *survives* if every test passes. It is *stale* if the text that it replaces does not occur exactly
 once. It is *broken* if pytest cannot run the tests, for example after a failed import. The exit status is 0
 if every change is killed.
@@ -47,7 +47,7 @@ SECONDS = 900  # limit of one run of pytest, so that an endless loop counts as n
 
 
 class Verdict(enum.Enum):
-    """The verdicts on a change."""
+    """The possible verdicts on a change."""
 
     KILLED = "killed"
     SURVIVED = "survived"
@@ -57,7 +57,7 @@ class Verdict(enum.Enum):
 
 @attrs.frozen
 class Edit:
-    """Text of one file and its replacement."""
+    """A text in a file, and the text that replaces it."""
 
     file: str
     old: str
@@ -76,7 +76,7 @@ class Mutant:
 
 @attrs.frozen
 class Outcome:
-    """The verdict on one change, with pytest's line or a reason."""
+    """The verdict on one change, with a line from pytest or with the reason."""
 
     verdict: Verdict
     reason: str
@@ -85,7 +85,7 @@ class Outcome:
 def read_tables(tables: Sequence[Path]) -> list[Mutant]:
     """Return the changes of all tables, in order.
 
-    Raises ValueError if two have one name, or one has no test or no edit.
+    Raises ValueError if two changes have the same name, or if a change has no test or no edit.
     """
     mutants = [
         Mutant(entry["name"], entry["says"], tuple(entry["tests"]), tuple(Edit(**edit) for edit in entry["edits"]))
@@ -125,7 +125,8 @@ def copy_of_the_tree(root: Path, target: Path) -> Path:
 
 
 def stale_edit(tree: Path, mutant: Mutant) -> str | None:
-    """Return why the change cannot be applied to `tree`; None if each text occurs once in its file."""
+    """Return the reason why the change cannot be applied to `tree`; None if each old text occurs exactly once
+    in its file."""
     for edit in mutant.edits:
         path = tree / edit.file
         if not path.is_file():
@@ -137,7 +138,7 @@ def stale_edit(tree: Path, mutant: Mutant) -> str | None:
 
 @contextmanager
 def applied(tree: Path, mutant: Mutant) -> Iterator[None]:
-    """Change `tree` during the body."""
+    """Apply the change to `tree` while the body runs."""
     before = {tree / edit.file: (tree / edit.file).read_text(encoding="utf-8") for edit in mutant.edits}
     try:
         for edit in mutant.edits:
@@ -150,10 +151,12 @@ def applied(tree: Path, mutant: Mutant) -> Iterator[None]:
 
 
 def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Run `tests`, or the whole suite, with the sources of `tree`; return exit status and last lines.
+    """Run `tests` with the sources of `tree`, or the whole suite if `tests` is empty. Return the exit status
+    and the last lines of the output.
 
-    Python writes no bytecode here. It compares only the length and the second of a source file, so it would
-    use old bytecode for a change of equal length.
+    Python writes no bytecode in these runs. To decide whether bytecode is current, Python compares only the
+    length of the source and the second of its change, so after a change of equal length, it would run the old
+    bytecode.
     """
     sources = [str(tree), *sorted(str(path) for path in tree.glob("**/src"))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
@@ -167,7 +170,7 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
 
 
 def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
-    """Apply one change and run its tests; with `whole`, also run the whole suite if they pass."""
+    """Apply one change and run its tests. With `whole`, also run the whole suite if these tests pass."""
     if (stale := stale_edit(tree, mutant)) is not None:
         return Outcome(Verdict.STALE, stale)
     with applied(tree, mutant):

@@ -1,8 +1,8 @@
 """Changes of behaviour that a test of the usual result does not notice.
 
-A test that runs a line usually notices another operator in the line. The changes here rarely affect the usual
-result: they drop one of several conditions, exchange two statements, drop a cleanup or a reset, take a value
-from another argument, or give an option its default.
+If the operator in a line changes, a test that runs the line usually notices. The changes in this module
+rarely affect the usual result. They drop one of several conditions, exchange two statements, drop a cleanup
+or a reset, take a value from another argument, or set an option to its default.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORGETTING = {"clear", "pop", "popitem", "discard", "remove", "close", "cache_cl
 
 
 def behaviours_of(file: str, source: str) -> list[Mutation]:
-    """Return all such changes of a file, in its order."""
+    """Return all such changes of a file, in the order of the lines."""
     return sorted({one for one in _Behaviours(file, source).visit_body(ast.parse(source)) if one.kind in KINDS})
 
 
@@ -77,7 +77,8 @@ class _Behaviours(Visitor):
         yield from self.visit_body(node)
 
     def _swapped(self, body: Sequence[ast.stmt]) -> Iterator[Mutation]:
-        """Yield exchanges of neighbouring statements that act on one object and bind no common names."""
+        """Yield exchanges of two neighbouring statements. One of them acts on an object that the other uses,
+        and neither binds a name that the other uses or binds."""
         for first, second in pairwise(body):
             if not all(isinstance(one, ast.Expr | ast.Assign | ast.AugAssign) for one in (first, second)) or _is_text(first):
                 continue
@@ -91,7 +92,8 @@ class _Behaviours(Visitor):
                 yield Mutation(self.file, ".".join(self.names), first.lineno, start, end, self.source[start:end], new, kind=ORDER)
 
     def _ignored_options(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
-        """Yield, for each parameter that the body reads, a first statement that sets it to its default."""
+        """For each parameter that has a default and that the body reads, yield a new first statement that
+        sets the parameter to the default."""
         body = [one for one in node.body if not _is_text(one)]
         if not body or isinstance(body[0], ast.Pass | ast.Raise):
             return
@@ -106,7 +108,8 @@ class _Behaviours(Visitor):
                 yield Mutation(self.file, ".".join(self.names), body[0].lineno, at, at, "", new, kind=OPTION)
 
     def _other_sources(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
-        """Yield, for each use of a parameter, the other parameters with the same annotation."""
+        """For each use of a parameter, yield replacements of the parameter by others with the same
+        annotation."""
         arguments = [one for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if one.annotation is not None]
         kinds = {one.arg: ast.unparse(one.annotation) for one in arguments if one.annotation is not None}
         for statement in node.body:
@@ -125,7 +128,8 @@ def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def _inside(node: ast.AST) -> Iterator[Any]:
-    """Yield the nodes under a node that run when it runs: no messages, annotations or inner functions."""
+    """Yield the nodes below a node that run when this node runs. Messages, annotations and inner functions
+    are left out."""
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
         return
     if isinstance(node, ast.Call) and Visitor.says_something(node):
@@ -147,14 +151,16 @@ def _bound(node: ast.stmt) -> set[str]:
 
 
 def _used(node: ast.stmt) -> set[str]:
-    """Return the names and dotted names in a statement; plain ``self`` only for calls of its methods."""
+    """Return the names and dotted names in a statement. ``self`` alone is included only if a method of
+    ``self`` is called."""
     found = {ast.unparse(one) for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)} - {"self"}
     own = (one for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
     return found | {"self" for one in own if ast.unparse(one.func.value) == "self"}
 
 
 def _acted_on(node: ast.stmt) -> set[str]:
-    """Return the objects that a statement may change: a method's object, or a function's arguments."""
+    """Return the objects that a statement may change: the object of a called method, or the arguments of a
+    called function."""
     match node:
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name("os" | "shutil" | "torch")) | ast.Name(), args=args)):
             return {ast.unparse(one) for one in args}

@@ -1,7 +1,8 @@
-"""Measure which tests run which line, for each test file; keep the result until the sources change.
+"""Measure which tests run which line, for each test file. The result is stored until the sources change.
 
 Each statement of the sources writes a byte into shared memory when it runs. So statements in greenlets,
-threads and forks count, and tests are hardly slower. Statements in subprocesses do not count.
+threads and forked processes are recorded, and tests are hardly slower. Statements in other subprocesses are
+not recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ HITS = "_statements_that_ran"
 
 @attrs.frozen
 class Test:
-    """One test and its time with fixtures."""
+    """One test, and the time that it takes with its fixtures."""
 
     name: str
     seconds: float
@@ -42,7 +43,8 @@ class Test:
 
 @attrs.frozen
 class FileRecord:
-    """The lines that one test file runs. Each line of a source has the positions of its tests in `tests`."""
+    """The lines that one test file runs. For each line of a source, `lines` has the tests that run it, as
+    positions in `tests`."""
 
     digest: str
     sources: dict[str, str]
@@ -51,12 +53,12 @@ class FileRecord:
     seconds: float
 
     def is_of(self, tree: Path, file: str) -> bool:
-        """Whether the file and all sources that it ran are unchanged."""
+        """Return whether the test file and all sources that it ran are unchanged."""
         return self.digest == digest(tree / file) and all(digest(tree / path) == old for path, old in self.sources.items())
 
 
 def digest(path: Path) -> str:
-    """Return the digest of a file, or an empty text if there is none."""
+    """Return the digest of a file, or an empty text if the file does not exist."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
@@ -70,7 +72,7 @@ class Statements:
         }
 
     def install(self) -> None:
-        """Make this process and its forks import the sources with recording."""
+        """Make this process and its forks import the sources in the form that records statements."""
         self.ran = mmap.mmap(-1, SIZE)
         setattr(builtins, HITS, self.ran)
         original = importlib.machinery.SourceFileLoader.get_code
@@ -148,7 +150,7 @@ class Recorder:
         self.passed &= report.passed
 
     def lines(self) -> dict[str, dict[int, list[int]]]:
-        """Return the best tests of each line: quick tests of different functions."""
+        """Return the best tests of each line: the quickest tests, from as many test functions as possible."""
         lines: dict[str, dict[int, list[int]]] = defaultdict(dict)
         for number, tests in self.ran.items():
             path, line = self.statements.places[number]
@@ -166,7 +168,7 @@ class Recorder:
 
 
 def _measure(tree: Path, file: str, output: Path, statements: Statements, arguments: Sequence[str]) -> int:
-    """Run one test file with recording in the sources, and write its record."""
+    """Run one test file while the sources record their statements, and write the file's record."""
     forks.quiet(output.with_suffix(".log"))
     statements.install()
     recorder, begun = Recorder(statements), time.perf_counter()
@@ -179,7 +181,7 @@ def _measure(tree: Path, file: str, output: Path, statements: Statements, argume
 
 
 def read_record(path: Path) -> FileRecord | None:
-    """Return the stored record of a test file; None if there is none."""
+    """Return the stored record of a test file; None if nothing is stored."""
     if not path.is_file():
         return None
     data: dict[str, Any] = json.loads(path.read_text())
@@ -195,7 +197,8 @@ def record_path(cache: Path, file: str) -> Path:
 def measure_all(
     files: Sequence[str], tree: Path, cache: Path, arguments: Sequence[str], *, at_once: int
 ) -> Iterator[tuple[str, int, float]]:
-    """Measure the test files without a current record; yield each with pytest's status and the seconds."""
+    """Measure the test files that have no current record. For each of them, yield the file, pytest's exit
+    status and the time in seconds."""
     cache.mkdir(parents=True, exist_ok=True)
     stale = []
     for file in files:

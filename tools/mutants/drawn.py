@@ -67,7 +67,7 @@ NOTHING_RAN = {4, 5}  # statuses of pytest if a test was renamed or removed
 
 @attrs.frozen
 class Result:
-    """The verdict on one drawn change: the test that failed, or an empty text."""
+    """The verdict on one drawn change: the name of the test that failed, or an empty text if none failed."""
 
     package: str
     mutation: Mutation
@@ -81,7 +81,7 @@ class Result:
 
 
 def packages_of(tree: Path) -> dict[str, list[str]]:
-    """Return the source files of each package, by its name."""
+    """Return the source files of each package, by the name of the package."""
     packages: dict[str, list[str]] = defaultdict(list)
     for path in sorted([*tree.glob("*/src/**/*.py"), *tree.glob("plugins/*/src/**/*.py")]):
         file = path.relative_to(tree)
@@ -100,7 +100,8 @@ def drawn(
     known: set[tuple[str, ...]],
     changes_of: Callable[[str, str], Sequence[Mutation]] = mutations_of,
 ) -> dict[str, list[Mutation]]:
-    """Return the changes of each package: its share of `count`, at least `LEAST`, without `known` ones.
+    """Return the changes to try in each package: its share of `count`, but at least `LEAST`. Changes in
+    `known` are left out.
 
     Kinds take turns, so a rare kind is drawn as often as a common one, until its changes are used up.
     """
@@ -122,7 +123,7 @@ def drawn(
 
 
 def in_turn(mutations: Sequence[Mutation]) -> list[Mutation]:
-    """Return mutations so that kinds take turns; the order within a kind stays."""
+    """Return the mutations in an order in which kinds take turns. The order within a kind stays the same."""
     kinds: dict[str, list[Mutation]] = defaultdict(list)
     for mutation in mutations:
         kinds[mutation.kind].append(mutation)
@@ -137,15 +138,16 @@ class Map:
 
     @classmethod
     def read(cls, cache: Path, files: Sequence[str]) -> Map:
-        """Return the measured records."""
+        """Return the stored records of these test files."""
         records = {file: read_record(record_path(cache, file)) for file in files}
         return cls({file: record for file, record in records.items() if record is not None})
 
     def tests_of(self, mutation: Mutation, tree: Path = ROOT) -> tuple[list[list[str]], float]:
-        """Return the tests of a change in two rounds, and their seconds.
+        """Return the tests for a change, in up to two rounds, and the total time of these tests in seconds.
 
-        The first round has the tests of the same folder that run the line. The second has the other tests of
-        these files, and the quickest tests of other folders. ``tree`` has the sources.
+        The first round has the tests of the mirrored file and of the same folder that run the line. The
+        second round has the other tests of these files, and the quickest tests of other folders. ``tree`` has
+        the sources.
         """
         near, whole, far = [], [], []
         ran_at_all = {line for record in self.records.values() for line in record.lines.get(mutation.file, ())}
@@ -178,14 +180,14 @@ class Map:
 
 
 def _is_in_a_function(mutation: Mutation, tree: Path) -> bool:
-    """Return whether a change is in the body of a function, rather than of a module or a class."""
+    """Return whether a change is in the body of a function, and not directly in a module or a class."""
     nodes = ast.walk(ast.parse((tree / mutation.file).read_text(encoding="utf-8")))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return any(node.body[0].lineno <= mutation.line <= (node.end_lineno or 0) for node in functions)
 
 
 def mirrors(test: str, source: str) -> bool:
-    """Return whether a test file mirrors a source or a folder, by its path."""
+    """Return whether the path of a test file mirrors the path of a source or of the source's folder."""
     if _distribution(test) != _distribution(source):
         return False
     path, name = Path(source), Path(test).stem.removeprefix("test_")
@@ -220,7 +222,8 @@ class _FirstFailure:
 
 
 def _run_tests(tree: Path, rounds: Sequence[Sequence[str]], output: Path) -> int:
-    """Run the tests of a change in a fork, round by round, until a test fails; write the test's number."""
+    """Run the tests of a change, round by round, until a test fails. Write the name of this test to
+    ``output``."""
     forks.quiet(output.with_suffix(".log"))
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -248,13 +251,14 @@ def _restore(tree: Path, mutation: Mutation, source: Path) -> None:
 
 
 def _compile(tree: Path, tests: Sequence[str]) -> int:
-    """Let Python and pytest store compiled sources and tests."""
+    """Collect the tests once, so that Python and pytest store the compiled sources and tests."""
     forks.quiet(tree.parent / "compiled.log")
     return int(pytest.main(["--collect-only", *PYTEST, *tests]))
 
 
 def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, *, at_once: int) -> Iterator[Result]:
-    """Run the tests of each change in copies of `pristine`, several at once; yield a `Result` for each."""
+    """Run the tests of each change in copies of `pristine`, several changes at once. Yield a `Result` for
+    each change."""
     outputs = pristine.parent / "outputs"
     outputs.mkdir()
     jobs: list[forks.Job] = []
@@ -291,7 +295,7 @@ def diff(tree: Path, mutation: Mutation) -> str:
 
 
 def scores(results: Sequence[Result], of: Callable[[Result], str] = lambda result: result.package) -> dict[str, tuple[int, int]]:
-    """Return the numbers of noticed and of all changes of each package."""
+    """Return, for each package, the number of noticed changes and the number of all changes."""
     tried, noticed = Counter(map(of, results)), Counter(of(result) for result in results if result.noticed)
     return {name: (noticed[name], tried[name]) for name in sorted(tried)}
 
@@ -349,9 +353,9 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
 
 
 def test_files(tree: Path, paths: Sequence[str] | None) -> list[str]:
-    """Return the test files under `paths`; by default all that may run a source.
+    """Return the test files under `paths`; by default, all test files that may run a source.
 
-    Tests of other programs run no source.
+    Tests of other programs are left out, since they run no source.
     """
     distributions = sorted([*tree.glob("*/tests"), *tree.glob("plugins/*/tests")])
     roots = paths or [*(str(path.relative_to(tree)) for path in distributions), "tests"]

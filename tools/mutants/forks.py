@@ -22,7 +22,11 @@ PRELOADED = ("numpy", "hypothesis", "pytest", "torch", "transformers.models.llam
 
 @attrs.frozen
 class Job:
-    """The work of one fork: the parent prepares and restores its tree; `run` returns the exit status."""
+    """The work of one fork.
+
+    The parent process calls `prepare` before and `restore` after it, with the fork's tree. `run` returns the
+    exit status.
+    """
 
     what: Any
     run: Callable[[Path], int]
@@ -44,7 +48,8 @@ def source_folders(tree: Path) -> list[str]:
 
 
 def run_all(jobs: Iterable[Job], trees: Sequence[Path]) -> Iterator[tuple[Job, int, float]]:
-    """Run each job in a fork, at most one fork per tree; yield the job with exit status and seconds."""
+    """Run each job in a fork. At most one fork at a time uses a tree. Yield each job with its exit status and
+    its time in seconds."""
     waiting, free, running = iter(jobs), list(trees), {}
     while True:
         while free and (job := next(waiting, None)) is not None:
@@ -69,7 +74,7 @@ def run_all(jobs: Iterable[Job], trees: Sequence[Path]) -> Iterator[tuple[Job, i
 
 
 def _fork(job: Job, tree: Path) -> int:
-    """Start the fork of a job; return the id of its process and process group."""
+    """Start the fork of a job, and return the process id, which is also the id of the process group."""
     sys.stdout.flush()
     sys.stderr.flush()
     if (pid := os.fork()) != 0:
@@ -98,7 +103,7 @@ def _kill_group(pid: int) -> None:
 
 
 def quiet(output: Path) -> None:
-    """Send the output of this process to a file."""
+    """Redirect the output of this process to a file."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

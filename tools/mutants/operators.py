@@ -1,4 +1,4 @@
-"""Single changes of Python code, such as another comparison, a removed statement, another return value."""
+"""Single changes of Python code, such as another comparison, a removed statement or another return value."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of 
 
 @attrs.frozen(order=True)
 class Mutation:
-    """One change of a file: characters from `start` to `end` become `new`.
+    """One change of a file: `new` replaces the characters from `start` to `end`.
 
-    `function` is the dotted name of the innermost definition, `kind` the kind of mistake.
+    `function` is the dotted name of the innermost definition. `kind` is the kind of mistake.
     """
 
     file: str
@@ -69,7 +69,8 @@ class Mutation:
     kind: str = "operator"
 
     def rank(self, seed: int) -> str:
-        """Return a random sort key of a mutation, independent of other files and of earlier lines."""
+        """Return a random sort key of a mutation. The key does not depend on other files or on earlier
+        lines."""
         return hashlib.sha256(f"{seed} {self.file} {self.function} {self.old} {self.new}".encode()).hexdigest()
 
     def applied(self, source: str) -> str:
@@ -78,7 +79,7 @@ class Mutation:
 
 
 def mutations_of(file: str, source: str) -> list[Mutation]:
-    """Return all changes of a file, in its order.
+    """Return all changes of a file, in the order of the lines.
 
     Types, messages and log texts do not change.
     """
@@ -86,7 +87,7 @@ def mutations_of(file: str, source: str) -> list[Mutation]:
 
 
 class Visitor:
-    """Visits the statements of a file, and knows the current function."""
+    """Visits the statements of a file, and keeps track of the current function."""
 
     def __init__(self, file: str, source: str) -> None:
         self.file, self.source = file, source
@@ -99,7 +100,7 @@ class Visitor:
         self.arguments: list[list[str]] = []
 
     def offset(self, line: int, column: int) -> int:
-        """Return the position in the source for the parser's line and column."""
+        """Return the position in the source that belongs to a line and a column of the parser."""
         return self.offsets[line - 1] + len(self.lines[line - 1][:column].decode())
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
@@ -111,7 +112,7 @@ class Visitor:
         return self.source[slice(*self.span(node))]
 
     def change(self, node: ast.expr | ast.stmt, new: str | ast.AST) -> Iterator[Mutation]:
-        """Yield the change that replaces a node, if it changes the code."""
+        """Yield the change that replaces a node by ``new``, unless the code stays the same."""
         start, end = self.span(node)
         old = self.source[start:end]
         text = new if isinstance(new, str) else ast.unparse(new)
@@ -165,7 +166,8 @@ class Visitor:
 
     @staticmethod
     def is_untested(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-        """Return whether a function never runs on this machine, or only makes messages."""
+        """Return whether a function is not worth changing: it never runs on this machine, or it only makes
+        messages."""
         decorators = {
             name.id if isinstance(name, ast.Name) else name.attr
             for one in node.decorator_list
@@ -247,7 +249,8 @@ class Visitor:
                 return
 
     def call(self, node: ast.Call) -> Iterator[Mutation]:
-        """Yield the changes of a call: exchanged arguments, a dropped keyword, and changes of its parts."""
+        """Yield the changes of a call: exchanged arguments, a dropped keyword, and changes of the parts of
+        the call."""
         if self.says_something(node):
             return
         if (name := _name(node.func)) in {"isinstance", "issubclass", "cast", "TypeVar"}:
@@ -271,7 +274,8 @@ def _name(function: ast.expr) -> str:
 
 
 def one_of_each_line(mutations: Sequence[Mutation], seed: int) -> list[Mutation]:
-    """Return at most one mutation of each line of a file, in a random order given by the seed."""
+    """Return at most one mutation of each line of a file. The seed determines which ones, and their random
+    order."""
     first: dict[tuple[str, int], Mutation] = {}
     for mutation in sorted(mutations, key=lambda mutation: mutation.rank(seed)):
         first.setdefault((mutation.file, mutation.line), mutation)

@@ -1,7 +1,7 @@
-"""The neighbours of quark: libraries that people install beside it, and how to install each.
+"""The neighbours of quark: libraries that people install beside quark, and how to install each library.
 
-`python -m tools.neighbours` makes an environment for each, installs the wheels of this repository there, and
-uses both. The documentation shows the results in a table.
+`python -m tools.neighbours` makes an environment for each library, installs the wheels of this repository
+into it, and uses the library and quark together. The documentation shows the results in a table.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ class Neighbour:
 
     Attributes:
         requirement: The requirement for pip.
-        ours: The distributions of this repository that are installed beside it.
-        on_cpu: Whether to install its release for machines without a GPU, with torch from `CPU_TORCH`.
-        gigabytes: Approximate disk space of its environment.
+        ours: The distributions of this repository that are installed beside the library.
+        on_cpu: Whether to install the library's release for machines without a GPU, with torch from
+            `CPU_TORCH`.
+        gigabytes: Approximate disk space of the environment, in GB.
     """
 
     requirement: str
@@ -35,11 +36,11 @@ class Neighbour:
 
     @property
     def distribution(self) -> str:
-        """The name of its distribution."""
+        """The name of the library's distribution."""
         return self.requirement.partition("==")[0]
 
     def install(self, torch_index: str = CPU_TORCH) -> list[str]:
-        """Return the arguments of ``pip`` that install it.
+        """Return the arguments with which ``pip`` installs the library.
 
         Args:
             torch_index: The index of torch for CPUs; empty for pip's own index.

@@ -1,4 +1,4 @@
-"""Install the wheels of this repository beside its neighbours, each in a fresh environment, and use both.
+"""Install the wheels of this repository beside each neighbour, in fresh environments, and use both together.
 
     python -m tools.neighbours [NAME ...] [--wheels dist] [--folder .venv-neighbours] [--results FILE]
 
@@ -55,7 +55,8 @@ def parsed() -> argparse.Namespace:
 
 
 def result_of(name: str, python: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the result of a neighbour: versions, changes by our wheels, and the result of each step."""
+    """Return the result for a neighbour: versions, the changes that our wheels make, and the result of each
+    step."""
     neighbour, folder = NEIGHBOURS[name], (arguments.folder / name).absolute()
     environment = Environment(Path(python)) if python else Environment.made(folder, neighbour, arguments.torch_index)
     environment.run("-c", "import transformers; transformers.LlamaConfig")  # torchvision from another index than torch breaks this
@@ -84,12 +85,12 @@ def result_of(name: str, python: str | None, arguments: argparse.Namespace) -> d
 
 
 def is_fine(result: dict[str, Any]) -> bool:
-    """Return whether our wheels changed no package of a neighbour and all steps succeeded."""
+    """Return whether all steps succeeded and our wheels changed no package in the neighbour's environment."""
     return not (result["changed"] or result["complaints"] or any(text.startswith("failed") for text in result["steps"].values()))
 
 
 def add(path: Path, name: str, result: dict[str, Any]) -> None:
-    """Store a result in the file; it replaces an earlier result."""
+    """Store a result in the file. It replaces an earlier result of the same neighbour."""
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.write_text(json.dumps(results | {name: result}, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -1,4 +1,5 @@
-"""An environment of a neighbour: make it with pip, and list its packages and pip's complaints."""
+"""The environment of a neighbour. It is made with pip, and can list its packages and the complaints of
+pip."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ class Environment:
     """A virtual environment.
 
     Attributes:
-        python: Its interpreter.
+        python: The interpreter of the environment.
     """
 
     python: Path
 
     @classmethod
     def made(cls, folder: Path, neighbour: Neighbour, torch_index: str) -> Environment:
-        """Make a fresh environment, and install a neighbour as its users do."""
+        """Make a fresh environment, and install a neighbour in the way in which users install it."""
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         environment = cls(folder / "bin/python")
         environment.pip(*neighbour.install(torch_index))
@@ -49,7 +50,7 @@ class Environment:
         """Run the interpreter, and return its output.
 
         Raises:
-            FailedCommandError: The exit status is not zero although it must be.
+            FailedCommandError: The exit status is not zero, and ``may_fail`` is False.
         """
         command = [str(self.python), *arguments]
         done = subprocess.run(command, cwd=cwd, env=self.variables(), capture_output=True, text=True, check=False)
@@ -58,12 +59,14 @@ class Environment:
         return done.stdout
 
     def variables(self) -> dict[str, str]:
-        """Return environment variables without traces of this checkout, with the Hub offline."""
+        """Return environment variables for commands. They do not refer to this checkout, and they turn off
+        access to the Hub."""
         inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
         return inherited | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
     def packages(self) -> dict[str, str]:
-        """Return name → the version, or the address, of each installed distribution."""
+        """Return the version of each installed distribution, or the address from which it was installed, by
+        name."""
         lines = self.pip("freeze").splitlines()
         return {name: rest for name, _, rest in (line.replace(" @ ", "==").partition("==") for line in lines) if name}
 
@@ -78,7 +81,8 @@ class Changes:
 
     Attributes:
         added: New distributions.
-        changed: ``NAME OLD → NEW`` for existing distributions; NEW is ``none`` if it is gone.
+        changed: ``NAME OLD → NEW`` for each existing distribution that changed; NEW is ``none`` if the
+            distribution is gone.
         complaints: New complaints of ``pip check``.
     """
 
@@ -96,6 +100,6 @@ def changes(environment: Environment, neighbour: Neighbour, wheels: Path) -> Cha
 
 
 def difference(before: dict[str, str], after: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return the added and the changed packages, from name → version before and after."""
+    """Return the added packages and the changed packages. ``before`` and ``after`` map names to versions."""
     added = [name for name in after if name not in before]
     return added, [f"{name} {old} → {after.get(name, 'none')}" for name, old in before.items() if after.get(name) != old]

@@ -90,7 +90,7 @@ def work(name: str, environment: Environment, folder: Path) -> Iterator[tuple[st
 
 
 def loaded(environment: Environment, folder: Path, checkpoint: str, reader: str, most: float = 0) -> str:
-    """Load a checkpoint in transformers and by quark, and return the difference of the logits.
+    """Load a checkpoint with transformers and with quark, and return the difference of the logits.
 
     Raises:
         FailedCommandError: The relative error of the logits is too large.
@@ -99,7 +99,8 @@ def loaded(environment: Environment, folder: Path, checkpoint: str, reader: str,
 
 
 def _mixture(environment: Environment, folder: Path) -> str:
-    """Quantize a random mixture of experts, and load it: loaders of experts differ by release."""
+    """Quantize a random mixture of experts, and load the checkpoint, since releases of the library load
+    experts differently."""
     environment.run("-c", _MIXTURE, cwd=folder)
     for scheme in SCHEMES:
         environment.quark("quantize", "mixture", f"mixture-{scheme}", "--scheme", scheme, cwd=folder)
@@ -151,11 +152,11 @@ _OF_NEIGHBOUR = {"vllm": _vllm, "llmcompressor": _llmcompressor, "sglang": _sgla
 
 
 def compared_over_http(environment: Environment, folder: Path) -> str:
-    """Run the comparison of the documentation's page, and return its output.
+    """Run the comparison that a page of the documentation shows, and return its output.
 
     Raises:
-        FailedCommandError: The comparison fails, or the difference is larger than summation in another order
-            explains.
+        FailedCommandError: The comparison fails, or the difference is larger than another order of summation
+            can cause.
     """
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     (folder / "text.txt").write_text(environment.run("-c", "import quark_tiny_model as m; print(m.held_out_text()[:2000])"))
@@ -169,7 +170,7 @@ def compared_over_http(environment: Environment, folder: Path) -> str:
 
 @contextmanager
 def served(environment: Environment, folder: Path, model: str, *options: str) -> Iterator[str]:
-    """Serve a checkpoint by vLLM in the context, and yield the server's address."""
+    """Serve a checkpoint with vLLM while the body runs, and yield the address of the server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -199,7 +200,7 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
 
 
 def complete(address: str, model: str, prompt: str) -> str:
-    """Ask a server for 16 tokens."""
+    """Request 16 tokens from a server, and return the text."""
     question = {"model": model, "prompt": prompt, "max_tokens": 16, "temperature": 0}
     request = Request(f"{address}/v1/completions", json.dumps(question).encode(), {"Content-Type": "application/json"})
     with urlopen(request) as answer:

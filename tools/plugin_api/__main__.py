@@ -15,7 +15,7 @@ from tools.plugin_api.names import breaks, current, path_of, recorded
 
 
 def main() -> int:
-    """Compare, and write."""
+    """Compare the names with the recorded names, and write new names if the user asks for it."""
     parser = argparse.ArgumentParser(prog="python -m tools.plugin_api", description="Compare the recorded and the current plugin API.")
     parser.add_argument("--write", action="store_true", help="record the new names")
     now, before = current(), recorded(API_VERSION)

@@ -1,8 +1,8 @@
 """The names of the plugin API with their signatures, and the changes of signatures that break a plugin.
 
 The API has every object that a page of ``docs/plugins`` documents (``:::``). It also has every name that
-these pages, the templates of ``quark new-plugin`` and the example distribution import from quark. Of a class,
-the API has the constructor and the public members.
+these pages, the templates of ``quark new-plugin`` and the example distribution import from quark. For a
+class, the API includes the constructor and the public members.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ def path_of(version: int) -> Path:
 
 
 def recorded(version: int) -> dict[str, Signature]:
-    """Return the recorded names of a version; no names if there is no file."""
+    """Return the recorded names of a version. If there is no file, the result is empty."""
     file = path_of(version)
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def current() -> dict[str, Signature]:
-    """Return the signatures of public names: ``"module.Name"`` and ``"module.Name.member"``."""
+    """Return the signatures of public names. The keys have the form ``"module.Name"`` or
+    ``"module.Name.member"``."""
     found: dict[str, Signature] = {}
     for module, name in sorted(_shown() | _recorded_objects()):
         value = getattr(import_module(module), name, None)
@@ -53,7 +54,8 @@ def current() -> dict[str, Signature]:
 
 
 def breaks(before: Mapping[str, Signature], now: Mapping[str, Signature]) -> list[str]:
-    """Return a sentence for each name that a plugin written for ``before`` misses or cannot call."""
+    """Return a sentence for each change that breaks a plugin written for ``before``: a lost name, or a name
+    that cannot be called as before."""
     broken = []
     for name, old in before.items():
         if name not in now:
@@ -64,14 +66,15 @@ def breaks(before: Mapping[str, Signature], now: Mapping[str, Signature]) -> lis
 
 
 def imports_of(code: str) -> Iterator[tuple[str, str]]:
-    """Yield module and name of each import from quark."""
+    """Yield the module and the name of each import from quark."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.partition(".")[0] in _PACKAGES:
             yield from ((node.module, alias.name) for alias in node.names)
 
 
 def _shown() -> set[tuple[str, str]]:
-    """Return module and name of each API name in pages, templates and the example."""
+    """Return the module and the name of each API name that pages, templates and the example distribution
+    use."""
     shown = {("quark.plugins", "QuarkHooks")}
     for page in (ROOT / "docs/plugins").glob("*.md"):
         text = page.read_text(encoding="utf-8")
@@ -102,7 +105,8 @@ def _is_module(module: str) -> bool:
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public attributes of a class and its bases within quark, except checks."""
+    """Yield the public attributes of a class and of its base classes in quark. Conformance checks are left
+    out."""
     names = {name for base in kind.__mro__ if base.__module__.partition(".")[0] in _PACKAGES for name in (*vars(base), *_annotated(base))}
     yield from ((name, getattr(kind, name, None)) for name in sorted(names) if not name.startswith(("_", "test_")))
 

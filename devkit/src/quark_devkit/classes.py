@@ -4,7 +4,8 @@
 
     from quark_devkit import SchemeConformance
 
-    class TestAcmeInt3(SchemeConformance): subject = "acme_int3"
+    class TestAcmeInt3(SchemeConformance):
+        subject = "acme_int3"
 
 Every check becomes a test method, whose name is ``test_`` and the check's name. A subclass can neither
 override nor remove a check. Declare an intended failure, with a reason, in ``pyproject.toml`` (see

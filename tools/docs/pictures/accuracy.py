@@ -1,4 +1,5 @@
-"""Accuracy against bits: a point for each scheme with round-to-nearest, and for some with calibration."""
+"""The picture of accuracy over bits. Each scheme has a point for round-to-nearest, and some schemes have one
+for calibration."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Rectangle = tuple[float, float, float, float]
 
 
 def accuracy_against_bits() -> Drawing:
-    """Draw the perplexity of SmolLM2-135M by bits per weight; lower and further left is better."""
+    """Draw the perplexity of SmolLM2-135M over bits per weight. Points that are lower or further left are
+    better."""
     drawing = Drawing(900, 640)
     facts = measured.schemes()
     nearest = {name: value for name, value in measured.round_to_nearest()["perplexity"].items() if name in facts}
@@ -34,7 +36,8 @@ def accuracy_against_bits() -> Drawing:
     top = max(nearest.values()) * 1.15
 
     def x_of(name: str) -> float:
-        """Return the x coordinate of a scheme. Columns are equally spaced, so that none overlap."""
+        """Return the x coordinate of a scheme. The columns for numbers of bits are equally spaced, so that
+        they do not overlap."""
         return _LEFT + (columns.index(bits[name]) + 0.35) * (drawing.width - _LEFT - _RIGHT) / len(columns)
 
     def y_of(perplexity: float) -> float:
@@ -77,7 +80,8 @@ def _axes(drawing: Drawing, y_of, reference: float, top: float) -> None:  # type
 
 
 def _label(drawing: Drawing, taken: list[Rectangle], x: float, y: float, text: str, color: str) -> None:
-    """Write a label near a point, where it covers nothing; draw a line to the point if it is far."""
+    """Write a label near a point, where the label covers nothing. If this place is far from the point, draw a
+    line between them."""
     width = len(text) * _SIZE * TEXT_WIDTH
     for distance in range(0, 200, 6):
         for dy in (distance, -distance):

@@ -27,7 +27,7 @@ def cost_of_awq_gptq() -> Drawing:
 
 
 def _bars(run: str) -> Drawing:
-    """Draw a row for each part of a run: its share of the FLOPs, and of the bytes."""
+    """Draw a row for each part of a run. It shows the part's share of the FLOPs and of the bytes."""
     rows, columns = _rows(parts(run)), ("FLOPs ÷ a forward", "bytes ÷ weights")
     drawing = Drawing(900, 60 + _ROW * len(rows))
     values: tuple[Callable[[Part], float], ...] = (lambda part: part.flops, lambda part: part.bytes)
@@ -45,7 +45,7 @@ def _bars(run: str) -> Drawing:
 
 
 def _rows(every: list[Part]) -> list[Part]:
-    """Return the parts to draw, and last the sum of the small ones."""
+    """Return the parts to draw. The last one is the sum of all small parts."""
     flops, moved = sum(part.flops for part in every), sum(part.bytes for part in every)
     small = [part for part in every if part.flops < _LEAST * flops and part.bytes < _LEAST * moved]
     rest = Part("all others", "", sum(p.flops for p in small), sum(p.bytes for p in small), sum(p.operations for p in small))

@@ -1,4 +1,5 @@
-"""Number formats, from their decoded values: number lines, dynamic ranges, bit fields, bits per weight."""
+"""Pictures of number formats: number lines and dynamic ranges from decoded values, bit fields, and bits per
+weight."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _LEFT, _WIDTH = 150, 860
 
 
 def values_of(number_format: NumberFormat) -> list[float]:
-    """Return all finite values of a format without shared bits, ascending, in units of the scale."""
+    """Return all finite values of a format in ascending order, for a scale of 1. The elements must not share
+    bits."""
     count = 2 ** int(number_format.bits)
     storage = number_format.storage_dtype
     if storage.is_floating_point:
@@ -66,7 +68,8 @@ def number_lines() -> Drawing:
 
 
 def dynamic_range() -> Drawing:
-    """Draw each format's positive values on a logarithmic scale: its range, and values per doubling."""
+    """Draw each format's positive values on a logarithmic scale, which shows the range and the number of
+    values per doubling."""
     names = ["int4", "int8", "fp4", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2", "fp8_e5m3"]
     lowest, highest = -18, 18
     drawing = Drawing(_WIDTH, 60 + 40 * len(names))
@@ -116,7 +119,8 @@ def bit_fields() -> Drawing:
 
 
 def bits_per_weight() -> Drawing:
-    """Draw the bits of a weight in each scheme: its code, and its share of scales and zero points."""
+    """Draw the number of bits that a weight takes in each scheme: the bits of the code, and a share of the
+    scales and zero points."""
     rows = sorted(kind_report(catalog(), "schemes")["schemes"], key=lambda row: (row["effective_bits"], row["name"]))
     drawing = Drawing(_WIDTH, 40 + 20 * len(rows))
     left, unit = 190, (_WIDTH - 300) / 10

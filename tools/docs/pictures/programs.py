@@ -1,4 +1,5 @@
-"""Several programs compared: KL divergence against the time of quantization, a point for each run."""
+"""The picture that compares several programs: KL divergence over the time of quantization, with a point for
+each run."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ _COLORS = {OURS: GREEN, "AMD Quark": ORANGE, "llm-compressor": BLUE, "auto-round
 
 
 def kl_against_time(model: str = "SmolLM2-135M", scheme: str = "int4_wo_64") -> Drawing:
-    """Draw KL divergence by the time of quantization in forwards of the float model, both logarithmic."""
+    """Draw KL divergence over the time of quantization, on logarithmic axes.
+
+    The unit of time is one forward pass of the float model.
+    """
     drawing = Drawing(900, 280)
     rows = [row for row in measured() if (row["model"], row["scheme"]) == (model, scheme) and row["algorithm"] != "none"]
     fastest, slowest = (0.8 * min(map(cost, rows)), 1.2 * max(map(cost, rows)))

@@ -1,4 +1,5 @@
-"""The steps of a run: the stream of blocks, and the forwards that pause at each input group of a block."""
+"""Pictures of the steps of a run: the stream of blocks, and the forward passes, which pause at each input
+group of a block."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def block_pipeline() -> Drawing:
 
 
 def lock_step() -> Drawing:
-    """Draw the forwards of three samples through one block, which pause at each input group."""
+    """Draw the forward passes of three samples through one block. These passes pause at each input group."""
     llama = templates().load_architecture("llama")
     groups = [llama.attention_inputs, (llama.attention_output,), llama.mlp_inputs, (llama.mlp_output,)]
     titles = [", ".join(str(name).rpartition(".")[2].removesuffix("_proj") for name in group) for group in groups]

@@ -1,6 +1,6 @@
 """Draw lines, boxes and texts as SVG.
 
-Neutral parts take the colour of the text around them, light or dark.
+Neutral parts have the colour of the text around the picture, which may be light or dark.
 """
 
 from __future__ import annotations

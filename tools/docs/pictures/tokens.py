@@ -1,4 +1,4 @@
-"""KL divergence against calibration tokens: a line for each compared model and algorithm."""
+"""The picture of KL divergence over the number of calibration tokens. Each model and algorithm has a line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ _COLORS = {"gptq": ORANGE, "awq+gptq": BLUE, "awq+gptq+tuning": GREEN}
 
 
 class _Series(NamedTuple):
-    """KL divergence by tokens ÷ the divergence with the fewest tokens: a geometric mean over sequences."""
+    """The line of one model and algorithm.
+
+    A point is a number of tokens, and the KL divergence relative to the divergence with the fewest tokens:
+    the geometric mean of the ratios over the evaluated sequences.
+    """
 
     model: str
     algorithms: str
@@ -31,7 +35,8 @@ class _Series(NamedTuple):
 
 
 def _measured() -> Iterator[_Series]:
-    """Yield a series for each model and algorithm; all its settings have sequences of equal length.
+    """Yield a series for each model and algorithm. All points of a series come from sequences of equal
+    length.
 
     The picture omits comparisons with ``--blocks``.
     """
@@ -53,7 +58,8 @@ def _measured() -> Iterator[_Series]:
 
 
 def accuracy_against_tokens() -> Drawing:
-    """Draw KL divergence ÷ the divergence with the fewest tokens, by calibration tokens, on log scales."""
+    """Draw KL divergence ÷ the divergence with the fewest tokens, over the number of calibration tokens, on
+    logarithmic axes."""
     drawing = Drawing(900, 420)
     series = list(_measured())
     points = [point for one in series for point in one.points]
