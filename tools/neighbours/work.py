@@ -164,7 +164,7 @@ def compared_over_http(environment: Environment, folder: Path) -> str:
     with served(environment, folder, "served", "--quantization", "quark_simulate", "--dtype", "float32") as address:
         said = environment.run("-c", code.replace("http://127.0.0.1:8000", address), cwd=folder).strip()
     if float(re.findall(r"[\d.]+", said)[0]) > MOST_NATS:
-        raise FailedCommandError(f"vLLM computes something else: {said}")
+        raise FailedCommandError(f"the results of vLLM differ from those of quark: {said}")
     return said
 
 

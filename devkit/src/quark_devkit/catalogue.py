@@ -95,7 +95,7 @@ def _defined_in(kind: str) -> Iterator[Check]:
             for one in value if isinstance(value, tuple) else (value,):
                 if isinstance(one, Check):
                     if one.kind != kind:
-                        raise ValueError(f"the check {one.id} is defined in {part.__name__}, which holds checks of the kind '{kind}'")
+                        raise ValueError(f"the check {one.id} is defined in {part.__name__}, which is for checks of the kind '{kind}'")
                     yield one
     if kind in WORKS:
         yield from laws_of(kind)

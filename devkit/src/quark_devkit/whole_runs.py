@@ -265,7 +265,7 @@ def interrupted_behind(blocks: int) -> Iterator[None]:
         return
     finally:
         JournaledSink.end_block = end_block  # type: ignore[method-assign]
-    raise AssertionError(f"the run ended before it finished {blocks} blocks, or it keeps no journal")
+    raise AssertionError(f"the run ended before it finished {blocks} blocks, or it writes no journal")
 
 
 class _Recording(RoundToNearest):

@@ -103,7 +103,7 @@ def chooses_under_any_budget(subject: Subject) -> None:
     try:
         _select(small_model(), Budget(kl=1.0), batches(2), asking)
     except PluginError as error:
-        raise CheckFailedError(f"fails for a budget of divergence: {error}") from None
+        raise CheckFailedError(f"fails for a budget that limits the divergence: {error}") from None
     except QuarkError:
         return
     _require_a_choice_of_each(asking.problem, asking.selection)

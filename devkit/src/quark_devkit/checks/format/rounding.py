@@ -79,7 +79,7 @@ def rounds_to_the_nearest_value(case: Case) -> None:
     values = all_values(case.format)
     if values is None:
         wanted = "its record has to declare error_bound, the largest rounding error"
-        raise CheckFailedError(f"has values that share bits, or more than 2^16: {wanted}")
+        raise CheckFailedError(f"has values that share bits, or more than 2^16 values: {wanted}")
     too_far = error - _distance(t, values)
     worst, allowed = float(too_far.max()), float(t.abs().max()) * 1e-12
     require(worst <= allowed, f"rounds {_worst(t, too_far)} to a value {worst:.3g} further away than the nearest code")
