@@ -77,8 +77,9 @@ def settings_of(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
 
 
 def processor_of(subject: Subject, settings: AlgoConfig | None = None) -> Any:
-    """Return the object that the algorithm's processor creates from the settings; by default, from
-    `settings_of`.
+    """Return the object that the algorithm's processor creates from ``settings``.
+
+    By default, these are the settings that `settings_of` returns.
 
     Raises:
         NotApplicableError: The record has a configuration but no processor.
@@ -97,10 +98,12 @@ def valid_settings(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
 
 
 def shortened(subject: Subject, settings: AlgoConfig) -> AlgoConfig:
-    """Return the settings with shorter runs: some options get the value that they declare for checks.
+    """Return the settings, changed so that runs are short.
 
-    That value is ``in_checks`` of `quark.plugins.options.OptionNote`. Thorough checks do not replace any
-    value.
+    Some options declare a value for checks, and get this value.
+
+    It is ``in_checks`` of `quark.plugins.options.OptionNote`. In thorough checks, the settings stay
+    unchanged.
     """
     notes = {option.name: option.note.in_checks for option in subject.registry.options(subject.lookup_name)}
     values = {name: value for name, value in notes.items() if value is not None}

@@ -48,11 +48,11 @@ class Check:
     """One requirement.
 
     Attributes:
-        kind: Kind of its subjects: ``"format"``, ``"rounding"``, ``"distribution"`` …
+        kind: Kind of the subjects: ``"format"``, ``"rounding"``, ``"distribution"`` …
         name: Name of the check's function, unique within its kind.
         sentence: The requirement: the first paragraph of the function's docstring.
         run: Raises `CheckFailedError` if a subject does not meet the requirement, and `NotApplicableError` if
-            it does not apply. Any other exception is a failure too.
+            the requirement does not apply to the subject. Any other exception is a failure too.
         level: One of `LEVELS`.
         needs: Capability that an optional check needs; None for other checks.
         since: Version of the plugin API that added the check.
@@ -79,8 +79,8 @@ class Check:
 def check(
     kind: str, *, each: Callable[[Subject], Iterable[Any]] | None = None, level: str = "required", needs: str | None = None, since: int = 1
 ) -> Callable[[Callable[[Any], None]], Check]:
-    """Return a decorator that turns a function into a `Check`; the function's docstring begins with the
-    requirement.
+    """Return a decorator that turns a function into a `Check`; the docstring of the function must begin with
+    the requirement.
 
     Args:
         kind: As `Check.kind`.

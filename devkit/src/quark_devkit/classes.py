@@ -85,7 +85,8 @@ class Conformance:
 
 
 def raise_for(result: Result) -> None:
-    """Report a result as pytest does: pass, skip, expect the failure, or raise CheckFailedError.
+    """Report a result in the way of pytest: return, warn, skip the test, mark it as an expected failure, or
+    raise CheckFailedError.
 
     Raises:
         CheckFailedError: The check failed, or passed although pyproject.toml declares a failure.

@@ -152,7 +152,8 @@ def batches_of(model: Any) -> list[dict[str, Tensor]]:
 
 @torch.no_grad()
 def logits_of(model: Any) -> Tensor:
-    """Return the logits of an example model, or its concatenated embeddings."""
+    """Return the logits of an example model. If the model has no logits, return its text embeddings and image
+    embeddings, concatenated."""
     outputs = model(**inputs_of(model))
     logits: Tensor = outputs.logits if "logits" in outputs else torch.cat([outputs.text_embeds, outputs.image_embeds], dim=-1)
     return logits

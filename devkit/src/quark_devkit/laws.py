@@ -221,10 +221,11 @@ def _with_default_dtype(dtype: torch.dtype, work: Work, subject: Subject) -> Map
 
 
 def _digests_in(dtype: torch.dtype, count: int, kind: str, subject: Subject) -> dict[str, str] | None:
-    """Return digests of results in another default dtype and on another number of threads at once.
+    """Return digests of the results with another default dtype and, at the same time, another number of
+    threads.
 
-    If these digests equal the first ones, the results depend on neither. Return None if the work fails or
-    changes the number of threads.
+    If these digests equal those of the first results, the results depend on neither the dtype nor the
+    threads. Return None if the work fails or changes the number of threads.
     """
     with suppress(Exception), threads(count) if kind in EXACT else _said_to_be(count):
         results = _digests(_with_default_dtype(dtype, WORKS[kind], subject))

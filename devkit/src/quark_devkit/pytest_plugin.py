@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
-    """Leave out the directory's own tests if the option is given without paths."""
+    """Leave out the tests in the working directory if the option is given without paths."""
     alone = config.getoption("--quark-conformance") and config.args_source is not pytest.Config.ArgsSource.ARGS
     return True if alone else None
 

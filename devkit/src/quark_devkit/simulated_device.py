@@ -74,7 +74,7 @@ class SimulatedDevice:
 
         Args:
             kinds: Kinds of waits to count; all by default.
-            within: Substring of the places to count.
+            within: A text. Only places that contain it are counted.
         """
         counts = Counter(wait.place for wait in self.waits if (not kinds or wait.kind in kinds) and within in wait.place)
         return dict(counts.most_common())

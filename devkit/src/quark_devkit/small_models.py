@@ -168,7 +168,7 @@ def fitting_schemes() -> list[str]:
 def run_config_of(facts: Architecture) -> QConfig:
     """Return a configuration in the coarsest weight-only scheme that fits 32 input channels.
 
-    All layers are quantized except the family's exclusions.
+    All layers are quantized, except the layers that the family excludes.
 
     Raises:
         NotApplicableError: There is no such scheme.
@@ -196,7 +196,8 @@ def run_config(scheme: str | QLayerConfig, *algorithms: AlgoConfig, exclude: tup
 
 
 def with_cache(config: QConfig) -> QConfig:
-    """Return a configuration that also quantizes keys and values, if a scheme supports it."""
+    """Return a configuration that also quantizes keys and values, if a registered scheme can quantize the
+    cache."""
     name = next((record.name for record in schemes() if record.kv_cache is not None), None)
     if name is None:
         return config
@@ -228,7 +229,9 @@ def has_vectors(config: QLayerConfig) -> bool:
 
 
 def _coarsest(shapes: Iterable[tuple[int, int]], wanted: str) -> str:
-    """Return the weight-only scheme with the fewest bits: with more than `NOISE` bits, if there is one.
+    """Return the weight-only scheme with the fewest bits above `NOISE`.
+
+    If no scheme has more bits than that, return the one with the fewest bits.
 
     Schemes that round vectors, or that have several levels, are left out.
     """

@@ -65,7 +65,7 @@ def statistics_by_grouping(make: Callable[[], Statistic], feed: Feed) -> dict[st
 
     Args:
         make: Makes an empty statistic.
-        feed: Gives a statistic a slice of the 384 tokens.
+        feed: Updates a statistic with a slice of the 384 tokens.
     """
     ends = [sum(_BATCHES[:count]) for count in range(len(_BATCHES) + 1)]
     slices = [slice(*pair) for pair in pairwise(ends)]

@@ -71,7 +71,8 @@ class Subject:
 
     @property
     def lookup_name(self) -> str:
-        """The name that finds this record: the full name if several records claim the short one."""
+        """The name by which the registry finds this record: the full name if several records have the same
+        short name."""
         full = f"{self.distribution}:{self.name}"
         return full if self.name in self.registry.conflicts() or self.registry.get(self.name) is not self.record else self.name
 

@@ -44,7 +44,7 @@ def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool 
     Args:
         work: Function that each rank calls.
         size: Number of ranks.
-        is_deterministic: As in `quark.base.ranks.Ranks`.
+        is_deterministic: See `quark.base.ranks.Ranks`.
 
     Raises:
         BaseException: The exception that ``work`` raised on the first rank that failed.

@@ -1,5 +1,5 @@
-"""A small float64 model after transforms but without rounding, whose outputs can be compared with those
-before."""
+"""A small float64 model after transforms but without rounding, whose outputs can be compared with the outputs
+before the transforms."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def transformed(
         scheme: Name of a scheme, or a configuration of layers.
         *settings: Settings of the transforms.
         exclude: Patterns of layers that stay float.
-        is_fused: Whether to take the model with fused projections.
+        is_fused: Whether to use the variant with fused projections.
         has_dead_channels: Whether the first values of attention, and the first outputs of ``up_proj``, are 0.
     """
     model, before = (_with_biases(is_fused) for _ in range(2))
@@ -108,7 +108,8 @@ def transformed(
 
 
 def _with_biases(is_fused: bool) -> nn.Module:
-    """Return the small model in float64, with biases in its blocks even if its family has none."""
+    """Return the small model in float64, with biases in its blocks even if models of the family have no
+    biases."""
     model = small_model(torch.float64, is_fused=is_fused)
     generator = torch.Generator().manual_seed(1)
     layers: dict[str, Any] = {n: layer for n, layer in model.named_modules() if isinstance(layer, nn.Linear) and ".layers." in n}
@@ -127,7 +128,7 @@ def float64_logits(model: nn.Module) -> Tensor:
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference, relative to the largest value of ``other``."""
+    """Return the largest difference between two tensors, relative to the largest value of ``other``."""
     return float((one - other).abs().max() / other.abs().max())
 
 

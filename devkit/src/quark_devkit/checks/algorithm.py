@@ -105,15 +105,15 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 
 
 def streams_to_the_same_bytes(subject: Subject) -> None:
-    """A checkpoint quantized from disk, one block in memory at a time, equals one quantized in memory, byte
-    for byte.
+    """A checkpoint that is quantized from disk, with one block in memory at a time, equals a checkpoint that
+    is quantized in memory, byte for byte.
     """
     require_same_from_disk(run_with(subject))
 
 
 def resumes_to_the_same_bytes(subject: Subject) -> None:
-    """A run from disk that is interrupted after a block and resumed writes the same bytes as an uninterrupted
-    run.
+    """If a run from disk is interrupted after a block and then resumed, it writes the same bytes as an
+    uninterrupted run.
     """
     require_same_after_resume(run_with(subject))
 

@@ -55,8 +55,7 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 @check("block_tuning", level="advisory")
 def changes_something(subject: Subject) -> None:
     """After round-to-nearest, the tuning changes the small model in at least one scheme and reduces the
-    held-out
-    error.
+    held-out error.
     """
     schemes, settings = schemes_for(subject), valid_settings(subject)
     changed = any(different_parameters(quantized(run_config(scheme, settings)), quantized(run_config(scheme))) for scheme in schemes)
@@ -76,8 +75,7 @@ def tunes_every_format(subject: Subject) -> None:
 @check("block_tuning")
 def changes_values_alone(subject: Subject) -> None:
     """The tuning adds and removes no module, parameter, buffer or hook of the model. No parameter changes its
-    shape
-    or dtype."""
+    shape or dtype."""
     scheme = coarse_scheme()
     changes = changed_parts(*(quantized(run_config(scheme, *settings)) for settings in ((), (valid_settings(subject),))))
     require(not changes, f"{changes[0] if changes else ''}, compared with round-to-nearest")
@@ -89,8 +87,7 @@ does_no_harm = check("block_tuning")(algorithm.does_no_harm)
 @check("block_tuning")
 def composes_with_roundings(subject: Subject) -> None:
     """A run with the tuning and any registered rounding finishes. The error of the logits is at most 1.5
-    times the
-    error with that rounding alone.
+    times the error with that rounding alone.
     """
     scheme = coarse_scheme()
     for _, rounding in others(subject, "rounding"):

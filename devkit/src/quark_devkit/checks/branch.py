@@ -187,7 +187,7 @@ def _site(shape: tuple[int, int], dtype: torch.dtype) -> BranchSite:
 
 
 def _declared(branching: CheckedBranching, site: BranchSite) -> Mapping[str, object]:
-    """Return shape and dtype of each tensor of a branch, by name."""
+    """Return the shape and the dtype of each tensor that a branch declares, by name."""
     layer = _layer(branching, site)
     branch = layer.branch
     return {} if branch is None else {name: (tuple(t.shape), t.dtype) for name, t in branch.state_dict().items()}
@@ -201,7 +201,8 @@ def _layer(branching: CheckedBranching, site: BranchSite) -> QuantizedLayer:
 
 
 def _sums(statistics: Mapping[type[Statistic], Statistic]) -> list[str]:
-    """Return a digest of the tensors of each statistic; cached values of other types do not count."""
+    """Return a digest of each statistic's tensors. Attributes of other types are left out, since they may be
+    caches."""
     return [digest(*(value for value in vars(one).values() if isinstance(value, Tensor))) for one in statistics.values()]
 
 

@@ -79,7 +79,7 @@ def _made(layer_class: type[nn.Module], groups: int = 1) -> nn.Module:
 
 
 def quantized_layer(subject: Subject, config: QLayerConfig, layer: nn.Module) -> QuantizedLayer:
-    """Return the quantized layer of a float one."""
+    """Return the quantized layer for a float layer."""
     assume(subject.record.quantized is not None, "layers of this type stay float")
     quantized_class = subject.load("quantized")
     quantized: QuantizedLayer = quantized_class.from_float(layer, config)
@@ -181,8 +181,8 @@ def computes_what_the_layer_computes(subject: Subject) -> None:
 
 @check("layer_type")
 def keeps_what_the_layer_has(subject: Subject) -> None:
-    """The quantized layer keeps the float layer's other parameters and buffers, attributes,
-    hooks and mode.
+    """The quantized layer keeps the parameters, buffers, attributes, hooks and mode of the float layer. None
+    of the tensors is copied.
     """
     layer = float_layer(subject)
     calls: list[object] = []
@@ -233,8 +233,8 @@ def has_the_layout_it_says(subject: Subject) -> None:
 
 @check("layer_type")
 def has_a_scale_for_each_output(subject: Subject) -> None:
-    """With ``ch_axis=0``, the weight has a scale for each output, also with ``groups``. The weight of a
-    lookup has a scale for each token.
+    """With ``ch_axis=0``, the weight has a scale for each output, also in a layer with ``groups``. The weight
+    of a lookup has a scale for each token.
     """
     spec = int8_spec().set(qscheme="per_channel", ch_axis=0)
     for layer in _grouped_layers(subject):

@@ -102,7 +102,8 @@ def depends_on_models_alone(subject: Subject) -> None:
 
 @check("metric", since=2)
 def works_on_an_accelerator(subject: Subject) -> None:
-    """For arguments on a (simulated) accelerator, the numbers are on the accelerator and equal the CPU's."""
+    """For arguments on a (simulated) accelerator, the numbers are on the accelerator and equal the numbers on
+    a CPU."""
     expected = metric_of(subject)(*example())
     with accelerator() as device:
         values = metric_of(subject)(*(tensor.to(device.name) for tensor in example()))

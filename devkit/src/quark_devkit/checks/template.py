@@ -142,9 +142,7 @@ def names_modules_that_there_are(subject: Subject) -> None:
 
 @check("template")
 def names_every_projection(subject: Subject) -> None:
-    """A fact names each linear layer of a block; other linear layers are named or excluded from
-    quantization.
-    """
+    """A fact names each linear layer of a block, or the layer is excluded from quantization."""
     facts, model = facts_of(subject), separated(subject)
     patterns = [name for _, name in _in_a_block(subject)]
     excluded = facts.with_modules(facts.exclude_layers_name)

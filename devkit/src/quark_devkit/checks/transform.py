@@ -1,4 +1,4 @@
-"""Checks of transforms: they keep the function of a small model, and compose with others."""
+"""Checks of transforms: they keep the function of a small model, and work together with other algorithms."""
 
 from __future__ import annotations
 
@@ -99,8 +99,7 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 @check("transform", level="advisory")
 def changes_something(subject: Subject) -> None:
     """For at least one scheme, the transform changes parameters of the small model, which has channels with
-    large
-    activations.
+    large activations.
     """
     schemes = schemes_for(subject)
     changed = any(transformed(scheme, valid_settings(subject)).changed for scheme in schemes)
@@ -179,8 +178,7 @@ def is_deterministic(subject: Subject) -> None:
 @check("transform")
 def composes_with_other_transforms(subject: Subject) -> None:
     """Together with each registered transform of another role, the transform keeps the function. The order in
-    which a
-    configuration names the two does not matter."""
+    which a configuration names the two does not matter."""
     scheme = schemes_for(subject)[-1]
     for _, other in others(subject, "transform"):
         _keeps_function(scheme, valid_settings(subject), other)
@@ -194,8 +192,7 @@ def composes_with_other_transforms(subject: Subject) -> None:
 @check("transform")
 def composes_with_roundings(subject: Subject) -> None:
     """A run with the transform and any registered rounding finishes. The error of the logits is at most 1.5
-    times the
-    error of round-to-nearest alone.
+    times the error of round-to-nearest alone.
     """
     scheme = schemes_for(subject)[0]
     nearest = logit_error(scheme)

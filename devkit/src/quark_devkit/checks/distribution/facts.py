@@ -16,8 +16,8 @@ from quark_devkit.subject import Subject
 
 
 def refuse_left_out(subject: Subject) -> None:
-    """Raise NotApplicableError if an environment variable denies the distribution, since none of its code
-    runs then."""
+    """Raise NotApplicableError if an environment variable leaves out the distribution. None of its code runs
+    then."""
     denied = [variable for source, variable in subject.catalog.left_out.items() if source.distribution == subject.distribution]
     if denied and not sources_of(subject):
         raise NotApplicableError(f"the environment variable {denied[0]} leaves it out, so none of its code runs")

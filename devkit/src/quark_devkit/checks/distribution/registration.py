@@ -100,8 +100,8 @@ def declares_its_range_of_api_versions(subject: Subject) -> None:
 
 @check("distribution")
 def has_hooks_that_are_called(subject: Subject) -> None:
-    """Each plugin of the distribution has a hook. If the name of a function resembles the name of a hook, it
-    is spelled correctly, and the function is marked with ``@hookimpl``.
+    """Each plugin of the distribution has a hook. If the name of a function resembles the name of a hook, the
+    two are equal, and the function is marked with ``@hookimpl``.
     """
     refuse_left_out(subject)
     refuse_failures(subject, "register")
@@ -164,8 +164,7 @@ def shows_the_help_of_its_commands(subject: Subject) -> None:
 @check("distribution")
 def does_nothing_else_when_it_is_listed(subject: Subject) -> None:
     """Importing and listing the distribution opens no connection, starts no program or thread, writes no
-    file, and does not
-    change the process.
+    file, and does not change the process.
     """
     effects = _listing(subject).effects
     require(not effects, f"{' and '.join(effects[:3])} when it is listed: do that when the plugin is used")

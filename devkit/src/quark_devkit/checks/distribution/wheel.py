@@ -123,7 +123,7 @@ def _installed(wheel: Path) -> Path | str:
 
 
 def _pip(*arguments: str) -> str:
-    """Run pip; return its error as a predicate of the distribution, or an empty text after success."""
+    """Run pip. Return the error as a predicate of the distribution, or an empty text after success."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PIP_NO_INPUT": "1"}
     try:
@@ -144,7 +144,7 @@ def _files(wheel: Path) -> set[str]:
 
 
 def _has_pip() -> bool:
-    """Return whether pip is installed. Not all import finders are asked.
+    """Return whether pip is installed. Only the finder for import paths is asked.
 
     Before Python 3.12, the finder of setuptools treats such a question as an import. Python's own distutils
     then replaces setuptools' distutils for the rest of the process.

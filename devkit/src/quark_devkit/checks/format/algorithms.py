@@ -1,4 +1,4 @@
-"""Checks of formats under algorithms that choose codes."""
+"""Checks that a format works with algorithms that choose codes."""
 
 from __future__ import annotations
 

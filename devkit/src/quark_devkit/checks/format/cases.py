@@ -163,8 +163,10 @@ def all_values(number_format: NumberFormat) -> Tensor | None:
 
 
 def numbers(case: Case, *, beyond: float = 1.0) -> Tensor:
-    """Return ascending numbers to round, float32 ``[rows, COLUMNS]``, including midpoints and their
-    neighbours.
+    """Return numbers to round in ascending order, as a float32 tensor ``[rows, COLUMNS]``.
+
+    If the format's values can be listed, the numbers include midpoints between values and the numbers next to
+    midpoints.
 
     Args:
         case: The case. If the format is for scales, the numbers are positive.

@@ -113,7 +113,8 @@ def _taken(pool: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @check("format", each=cases)
 def packs_meta_tensors(case: Case) -> None:
-    """Packing works on meta tensors of codes and scales, with the same shapes and dtypes as for data."""
+    """Packing accepts meta tensors of codes and scales, and the results have the same shapes and dtypes as
+    for tensors with data."""
     pool = _codes(case)
     for shape in [s for s in _shapes(case) if len(s) == 2][::5]:
         codes = _taken(pool, shape)

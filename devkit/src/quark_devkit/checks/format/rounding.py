@@ -104,8 +104,8 @@ def rounds_in_order(case: Case) -> None:
 
 @check("format", each=cases)
 def saturates(case: Case) -> None:
-    """Numbers above the largest value, including infinity, are rounded to the largest value; numbers below
-    the smallest value, to the smallest.
+    """Numbers above the largest value, including infinity, are rounded to the largest value. Numbers below
+    the smallest value are rounded to the smallest value.
     """
     refuse_vectors(case)
     assume(not case.quantizer.is_float, "the format casts, and a cast turns too large values into infinity")

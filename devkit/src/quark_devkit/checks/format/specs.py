@@ -83,8 +83,8 @@ def canonicalizes_once(subject: Subject) -> None:
 
 @check("format", each=scaled_weight_cases, since=2)
 def has_a_granularity_that_inverts(case: Case) -> None:
-    """For each width that its granularity accepts, `restore` inverts `rows`, and `reduce_scale` inverts
-    `expand_scale`."""
+    """For each width that the format's granularity accepts, `restore` inverts `rows`, and `reduce_scale`
+    inverts `expand_scale`."""
     granularity = case.quantizer.granularity
     for columns in _WIDTHS:
         shape = (3, columns)

@@ -1,5 +1,5 @@
-"""Checks of whole tensors in a format: scales for any range, values equal to the exported ones, difficult
-data."""
+"""Checks of whole tensors in a format: scales for any range, values that equal the exported values, and
+difficult data."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def simulates_what_it_exports(case: Case) -> None:
 
 @check("format", since=2, each=weight_cases)
 def unpacks_by_parts(case: Case) -> None:
-    """A packed weight unpacks to the rounded values, to the bit and each time: whole, by slices of rows, and
-    by single rows.
+    """A packed weight unpacks to the rounded values, to the bit, at every call: as a whole, in slices of
+    rows, and row by row.
     """
     values, qparams = case.quantizer.round_to_nearest(_data())
     packing = FormatPacking(case.quantizer, "reorder", QuantLinear.as_stored)
@@ -128,8 +128,8 @@ def knows_which_codes_survive(subject: Subject) -> None:
 
 @check("format", level="advisory", each=weight_cases)
 def works_on_an_accelerator(case: Case) -> None:
-    """Values, codes and packed codes on a (simulated) accelerator stay there and equal the
-    CPU's, to the bit.
+    """Values, codes and packed codes on a (simulated) accelerator stay on the accelerator, and equal the
+    values and codes on a CPU, to the bit.
     """
     with accelerator() as device:
         results = [_all_of(case, _data().to(place)) for place in (device.name, "cpu")]

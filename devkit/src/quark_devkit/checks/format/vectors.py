@@ -68,9 +68,8 @@ def rounds_in_a_metric(case: Case) -> None:
 
 @check("format", each=one_weight_case, since=2)
 def learns_a_table_of_any_weight(case: Case) -> None:
-    """The format learns a table from weights with few elements and from zeros. The table has memory of its
-    own and no
-    graph, and the arguments stay unchanged."""
+    """The format learns a table from weights with few elements and from zeros. The table has its own memory
+    and no autograd graph. The arguments stay unchanged."""
     number_format = case.quantizer.stored_level.format
     assume(number_format.table_shape is not None, "the format has no table")
     for columns in (number_format.vector, 4 * number_format.vector):

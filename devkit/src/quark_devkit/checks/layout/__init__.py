@@ -153,8 +153,7 @@ def leaves_the_model_as_it_is(subject: Subject) -> None:
 @check("layout")
 def declares_its_files(subject: Subject) -> None:
     """``files`` of the record covers all files of an export except ``config.json``, safetensors files and
-    companions
-    such as a tokenizer.
+    companions such as a tokenizer.
     """
     patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)
     with written(sharded_export(subject)) as out:
@@ -166,8 +165,8 @@ def declares_its_files(subject: Subject) -> None:
 
 @check("layout")
 def declares_streaming(subject: Subject) -> None:
-    """The record declares the capability ``streaming`` if, and only if, the exporter's class sets
-    ``streams``, and ``resumable`` if, and only if, the class sets ``resumes``.
+    """The record declares the capability ``streaming`` exactly if the exporter's class sets ``streams``. It
+    declares ``resumable`` exactly if the class sets ``resumes``.
     """
     exporter = exporter_of(subject.lookup_name)
     for capability, attribute in (("streaming", "streams"), ("resumable", "resumes")):
@@ -217,7 +216,8 @@ def announces_what_it_writes(subject: Subject) -> None:
 
 @check("layout", since=2)
 def is_written_by_two_processes(subject: Subject) -> None:
-    """With ``shares``, an export by several processes equals an export by one process, byte for byte."""
+    """If the exporter sets ``shares``, an export by several processes equals an export by one process, byte
+    for byte."""
     exporter = exporter_of(subject.lookup_name)
     assume(exporter.shares, "it does not set shares = True: one process writes all blocks")
     model, options = stored_model(subject), ExportOptions()

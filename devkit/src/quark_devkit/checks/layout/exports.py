@@ -171,8 +171,8 @@ def written(export: FirstExport | WatchedExport) -> Iterator[Path]:
 def stored_exports(subject: Subject) -> Iterator[tuple[str, nn.Module, Path]]:
     """Yield schemes that the layout stores, one for each way to store codes and scales.
 
-    Each comes with the small model in that scheme and the directory of its export, which exists until the
-    next scheme.
+    Each scheme comes with the small model in that scheme and the directory of an export. The directory exists
+    until the next scheme is yielded.
 
     Raises:
         CheckFailedError: The layout refuses all schemes.

@@ -1,5 +1,5 @@
-"""Checks that a checkpoint keeps all of a run: settings of single layers, modules beside layers, odd
-sizes."""
+"""Checks that a checkpoint stores all of a quantized model: settings of single layers, modules beside layers,
+and layers of odd sizes."""
 
 from __future__ import annotations
 

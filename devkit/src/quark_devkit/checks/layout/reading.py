@@ -118,7 +118,8 @@ def runs_from_codes(subject: Subject) -> None:
 
 @check("layout", needs="rounds_scales", level="optional")
 def keeps_codes_and_rounds_scales(subject: Subject) -> None:
-    """Loaded weights have the same codes, and scales rounded to at least 8 bits, in every stored scheme."""
+    """In every stored scheme, loaded weights have the codes of the exported weights, and the exported scales
+    rounded to at least 8 bits."""
     _with_reader(subject)
     for scheme, model, out in stored_exports(subject):
         one, other = model.state_dict(), import_model_from_safetensors(None, out, device="cpu").state_dict()
@@ -161,8 +162,7 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
 @check("layout")
 def is_inspected(subject: Subject) -> None:
     """The inspector finds no damage in checkpoints of the layout. For each runtime, the inspector names the
-    methods
-    that compute the checkpoint, or the reasons why the runtime refuses it.
+    runtime's methods for the checkpoint, or the reasons why the runtime refuses it.
     """
     assume(subject.record.inspector is not None, "its record names no inspector")
     for scheme, _, out in stored_exports(subject):

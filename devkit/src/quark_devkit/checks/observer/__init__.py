@@ -27,7 +27,7 @@ _CALLS = 100
 
 
 def data_of(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
-    """Return normal values with an offset and a few outliers, always the same."""
+    """Return normally distributed values with an offset and a few outliers, the same for each seed."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator) + 0.25
     x[..., 5] *= 12
@@ -35,7 +35,7 @@ def data_of(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
 
 
 def accepted_examples(subject: Subject) -> list[Example]:
-    """Return the example specs with the observer that registered formats accept."""
+    """Return the example specs that use the observer and that registered formats accept."""
     observer = subject.load("observer")
     return [example for example in examples(registered_formats(), observer.__name__) if len(example.quantizer.levels) == 1]
 
@@ -274,8 +274,8 @@ def does_not_depend_on_the_memory_layout(example: Example) -> None:
 
 @check("observer", level="advisory", each=examples_of)
 def works_on_an_accelerator(example: Example) -> None:
-    """For tensors on a (simulated) accelerator, the observer returns a range on the accelerator that equals
-    the CPU's."""
+    """For tensors on a (simulated) accelerator, the observer returns a range on the accelerator. It equals
+    the range on a CPU."""
     with accelerator() as device:
         low, high = range_of(example, data_of().to(device.name))
         require(low.device.type == high.device.type == device.name, "returns a range on another device than the tensor's")

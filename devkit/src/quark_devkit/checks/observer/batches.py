@@ -60,8 +60,8 @@ def merges_parts_in_any_grouping(example: Example) -> None:
 
 @check("observer", since=2, each=_of_several)
 def merging_changes_one_alone(example: Example) -> None:
-    """After one observer is merged into another, its own range stays the same, even if the other observer
-    sees more data."""
+    """If observer A is merged into observer B, the range of A stays the same, even if B then sees more
+    data."""
     first, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
     before = tuple(end.clone() for end in other.range())
     empty = observed(example)

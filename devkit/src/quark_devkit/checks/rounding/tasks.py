@@ -77,7 +77,7 @@ def rounded(
 
 
 def require_on_grid(layers: Iterable[QuantizedLayer], where: str = "") -> None:
-    """Require that rounded layers have scales, and weights on the grid of their scales.
+    """Require that rounded layers have scales, and that each weight is on the grid of its scales.
 
     Args:
         layers: The layers.

@@ -40,8 +40,7 @@ def _specs(built: Any) -> list[TensorSpec]:
 @check("scheme")
 def builds_a_configuration(subject: Subject) -> None:
     """Without arguments, the record's functions build a QLayerConfig that quantizes something, and a
-    QTensorConfig for
-    attention. For the KV cache, a function builds a QTensorConfig or a list of levels.
+    QTensorConfig for attention. For the KV cache, a function builds a QTensorConfig or a list of levels.
     """
     for field, build in _builds(subject).items():
         built = build()
