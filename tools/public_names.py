@@ -28,7 +28,8 @@ WITHOUT_PUBLIC_NAMES = (
 
 
 def modules(root: Path = ROOT) -> list[Path]:
-    """Return all modules of the distributions except private ones and `WITHOUT_PUBLIC_NAMES`."""
+    """Return all modules of the distributions, except private modules and the modules in
+    `WITHOUT_PUBLIC_NAMES`."""
     folders = [*sorted(root.glob("plugins/*")), root / "tiny_model", root / "devkit", *sorted(root.glob("examples/*"))]
     paths = [*public_modules_of_core(root), *(path for folder in folders for path in sorted((folder / "src").rglob("*.py")))]
     public = [path for path in paths if not path.stem.startswith("_") or path.stem == "__init__"]

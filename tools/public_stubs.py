@@ -54,7 +54,8 @@ def references() -> dict[str, dict[str, str]]:
 
 
 def is_written(module: str, name: str) -> bool:
-    """Return whether a name occurs in the source of a module. Names that are made at import do not."""
+    """Return whether a name occurs in the source of a module. Names that are made at import do not occur
+    there."""
     spec = find_spec(module)
     tree = ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
     return any(name in (getattr(node, "name", None), getattr(node, "asname", None), getattr(node, "id", None)) for node in ast.walk(tree))
@@ -88,7 +89,7 @@ def stubs() -> dict[str, str]:
 
 
 def out_of_date(root: Path = ROOT) -> list[str]:
-    """Return the stub files that are missing, differ, or have no module."""
+    """Return the stub files that are missing, that have other contents, or that belong to no module."""
     wanted = stubs()
     there = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in (root / SOURCES).rglob("*.pyi")}
     return sorted(path for path in wanted.keys() | there.keys() if wanted.get(path) != there.get(path))

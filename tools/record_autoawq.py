@@ -2,11 +2,12 @@
 
     python tools/record_autoawq.py SOURCES plugins/quark_exporters/tests/awq/golden
 
-``SOURCES`` is the unpacked source distribution of AutoAWQ (``pip download --no-deps --no-binary :all:
-autoawq==0.2.9``). On a CPU, the script runs AutoAWQ's rounding (``AwqQuantizer.pseudo_quantize_tensor``),
-layer (``WQLinear_GEMM``), configuration (``AwqConfig``) and ``dequantize_gemm``. The whole package cannot be
-imported with current versions of transformers. The script needs torch, transformers, tqdm and safetensors.
-``MANIFEST.json`` has versions and hashes, and the tests check the files against it.
+``SOURCES`` is the unpacked source distribution of AutoAWQ
+(``pip download --no-deps --no-binary :all: autoawq==0.2.9``). On a CPU, the script runs AutoAWQ's rounding
+(``AwqQuantizer.pseudo_quantize_tensor``), layer (``WQLinear_GEMM``), configuration (``AwqConfig``) and
+``dequantize_gemm``. The whole package cannot be imported with current versions of transformers. The script
+needs torch, transformers, tqdm and safetensors. ``MANIFEST.json`` has versions and hashes, and the tests
+check the files against it.
 """
 
 from __future__ import annotations

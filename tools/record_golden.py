@@ -87,7 +87,7 @@ def awkward_values(rows: int, columns: int, generator: torch.Generator) -> Tenso
 
 @torch.no_grad()
 def awkward_model(seed: int) -> Any:
-    """Return a Llama of one decoder layer with `awkward_values` as projections, and norms other than one."""
+    """Return a Llama with one decoder layer. Projections are `awkward_values`, and norm weights are not 1."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)

@@ -2,9 +2,10 @@
 
     python -m tools.train_tiny_kinds mixture kjv.txt devil.txt --out tiny_model/src/quark_tiny_model/mixture
 
-The tiny Llama must be in a folder beside the output. The script uses that model's texts, split and tokenizer.
-Everything is seeded, so the same texts, torch build and number of threads give the same files. The script
-keeps a model only if its held-out perplexity is below a third of a unigram model's perplexity.
+The texts must be those of the tiny Llama, whose folder must be beside the output. The script uses the split
+and the tokenizer of the tiny Llama. Everything is seeded, so the same texts, torch build and number of
+threads give the same files. The script keeps a model only if its held-out perplexity is below a third of a
+unigram model's perplexity.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def targets() -> dict[str, str]:
 def _described() -> dict[object, str]:
     """Return, for each public object, the identifier under which it is described.
 
-    If several packages export an object, this is the package in which the object is defined.
+    If several packages export an object, the identifier names the package that defines the object.
     """
     found: dict[object, str] = {}
     for package in PUBLIC:

@@ -38,7 +38,8 @@ other orders, so inputs near the edge of a step get another code."""
 
 
 def client_results() -> dict[str, Any]:
-    """Return the content of the file: client → ``versions`` and ``results``, layout → scheme → result."""
+    """Return the content of the file. Each client has ``versions`` and ``results``, which map a layout and a
+    scheme to a result."""
     data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
     return data
 

@@ -90,7 +90,7 @@ def expand(markdown: str, page: str) -> str:
 
     Args:
         markdown: The source.
-        page: Its path below ``docs/``, such as ``"reference/schemes.md"``.
+        page: The path of the page below ``docs/``, such as ``"reference/schemes.md"``.
 
     Raises:
         ValueError: A mark is unknown.

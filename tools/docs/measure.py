@@ -62,7 +62,8 @@ def main() -> None:
 
 
 def _measure(path: Path, scheme: str, calibration: list[torch.Tensor], evaluation: list[torch.Tensor]) -> float:
-    """Return the perplexity of the model quantized by a scheme; ``"float"`` is the float model."""
+    """Return the perplexity of the model after quantization with a scheme. ``"float"`` stands for the float
+    model."""
     model = load_model(path, "float32")
     if scheme != "float":
         config = LLMTemplate.get(model.config.model_type).get_config(scheme=scheme)

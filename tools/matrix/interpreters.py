@@ -12,7 +12,7 @@ __all__ = ["interpreter"]
 
 
 def interpreter(version: str) -> Path | None:
-    """Return the interpreter of a version such as ``"3.13"``, or None if there is none."""
+    """Return the interpreter of a version such as ``"3.13"``, or None if no such interpreter is found."""
     return next((path for path in _candidates(version) if _is_of(path, version)), None)
 
 

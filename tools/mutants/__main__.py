@@ -154,9 +154,8 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Run `tests` with the sources of `tree`, or the whole suite if `tests` is empty. Return the exit status
     and the last lines of the output.
 
-    Python writes no bytecode in these runs. To decide whether bytecode is current, Python compares only the
-    length of the source and the second of its change, so after a change of equal length, it would run the old
-    bytecode.
+    Python writes no bytecode in these runs. It would compare only the length of a source and the second of
+    the last change, and so use old bytecode after a quick change of equal length.
     """
     sources = [str(tree), *sorted(str(path) for path in tree.glob("**/src"))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}

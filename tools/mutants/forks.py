@@ -24,8 +24,8 @@ PRELOADED = ("numpy", "hypothesis", "pytest", "torch", "transformers.models.llam
 class Job:
     """The work of one fork.
 
-    The parent process calls `prepare` before and `restore` after it, with the fork's tree. `run` returns the
-    exit status.
+    The parent process calls `prepare` with the fork's tree before the fork starts, and `restore` after the
+    fork has ended. `run` returns the exit status.
     """
 
     what: Any

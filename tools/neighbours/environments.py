@@ -1,5 +1,5 @@
-"""The environment of a neighbour. It is made with pip, and can list its packages and the complaints of
-pip."""
+"""The environment of a neighbour. pip makes this environment, and lists the packages in it and complaints
+about them."""
 
 from __future__ import annotations
 

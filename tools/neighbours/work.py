@@ -93,13 +93,13 @@ def loaded(environment: Environment, folder: Path, checkpoint: str, reader: str,
     """Load a checkpoint with transformers and with quark, and return the difference of the logits.
 
     Raises:
-        FailedCommandError: The relative error of the logits is too large.
+        FailedCommandError: The relative error of the logits is larger than ``most``.
     """
     return environment.run("-c", _LOADED, checkpoint, reader, str(most), cwd=folder).strip().splitlines()[-1]
 
 
 def _mixture(environment: Environment, folder: Path) -> str:
-    """Quantize a random mixture of experts, and load the checkpoint, since releases of the library load
+    """Quantize a random mixture of experts, and load the checkpoint, since releases of transformers load
     experts differently."""
     environment.run("-c", _MIXTURE, cwd=folder)
     for scheme in SCHEMES:

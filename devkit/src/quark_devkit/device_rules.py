@@ -35,8 +35,8 @@ class Wait:
         kind: ``"value"``: Python reads a value, for example in ``float(x)`` or ``bool(x)``; ``"shape"``: a
             result's shape depends on values, for example in ``x[mask]``; ``"to host"`` and ``"from host"``: a
             copy that is not ``non_blocking``.
-        place: File, line and function outside torch that caused the wait, such as ``"gptq/damping.py:90
-            damped"``.
+        place: File, line and function outside torch that caused the wait, such as
+            ``"gptq/damping.py:90 damped"``.
         operator: Name of the operator, such as ``"aten::_local_scalar_dense"``.
     """
 

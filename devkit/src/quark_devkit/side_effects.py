@@ -25,8 +25,8 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 
 @contextmanager
 def side_effects() -> Iterator[list[str]]:
-    """Yield a list to which the side effects of the body are added, as predicates such as ``"starts a
-    program"``.
+    """Yield a list to which the side effects of the body are added, as predicates such as
+    ``"starts a program"``.
 
     Call this in a separate process, since Python never removes an audit hook.
     """

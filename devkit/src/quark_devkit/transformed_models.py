@@ -158,8 +158,8 @@ def named_parts(model: nn.Module) -> dict[str, list[str]]:
 
 
 def changed_parts(before: nn.Module, after: nn.Module) -> list[str]:
-    """Return the parts that only one of two models has, such as ``"adds the buffer factors [3]
-    torch.float32"``.
+    """Return the parts that only one of two models has, such as
+    ``"adds the buffer factors [3] torch.float32"``.
 
     Each hook of a module is a separate part.
     """

@@ -58,7 +58,7 @@ class Drawing:
     def text(
         self, x: float, y: float, text: str, size: float = 13, color: str = "currentColor", anchor: str = "start", bold: bool = False
     ) -> None:
-        """Write a line of text; ``y`` is its base line."""
+        """Write a line of text. ``y`` is the base line of the text."""
         weight = ' font-weight="600"' if bold else ""
         style = f'font-size="{size}" fill="{color}" text-anchor="{anchor}"{weight}'
         self._elements.append(f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>')

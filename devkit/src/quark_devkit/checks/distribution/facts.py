@@ -20,7 +20,7 @@ def refuse_left_out(subject: Subject) -> None:
     then."""
     denied = [variable for source, variable in subject.catalog.left_out.items() if source.distribution == subject.distribution]
     if denied and not sources_of(subject):
-        raise NotApplicableError(f"the environment variable {denied[0]} leaves it out, so none of its code runs")
+        raise NotApplicableError(f"{denied[0]} in the environment leaves it out, so none of its code runs")
 
 
 def refuse_core(subject: Subject) -> None:
