@@ -79,7 +79,7 @@ def number(before: str, after: str = "") -> float:
 
 
 def test_the_preset_best_is_what_the_readme_says_it_is() -> None:
-    least, share = number("λ of ", " of the mean diagonal if none is given"), number("for Qronos to a share of ")
+    least, share = number("If you do not set λ, it is ", " times the mean"), number("Qronos uses at most a share of ")
     for settings in (GPTQConfig(), GPTAQConfig(), QRONOS):
         assert {f["damping"] for f in quantized_once(settings).quark_report.layers.values()} == {least}
     assert same(quantized_once(QRONOS), quantized(attrs.evolve(QRONOS, correction_share=share)))
