@@ -1,1 +1,1 @@
-"""The commands on models and checkpoints, with evaluation, reports and mixed precision."""
+"""The ``quark`` commands for models and checkpoints: quantize, evaluate, report, choose mixed precision."""

@@ -1,1 +1,1 @@
-"""The command line: ``quark …``. Command modules import nothing heavy before their command runs."""
+"""The command line: ``quark …``. Slow packages, such as torch, are imported only when a command runs."""

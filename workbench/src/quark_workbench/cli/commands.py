@@ -1,6 +1,6 @@
-"""The commands of the program: its own listings, and the commands that plugins register.
+"""The commands of the ``quark`` program: its own listing commands, and the commands that plugins register.
 
-A plugin's command is imported when you call it.
+The code of a plugin's command is imported when the user calls the command.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BROUGHT_BY = MappingProxyType(
 
 
 class CommandGroup(TyperGroup):
-    """The ``quark`` program. Its help shows the records of all commands and imports no command."""
+    """The ``quark`` program. Its help is made from the plugins' records, so that no command is imported."""
 
     _origin: Origin | None = None
 
@@ -37,12 +37,12 @@ class CommandGroup(TyperGroup):
         return recorded_catalog()
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, listings first."""
+        """Return the names of all commands. The listing commands come first."""
         commands = self._catalog.commands
         return [*(name for name in LISTINGS if name not in commands), *commands.in_order()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command with its name and summary for the help, or None if no command has that name."""
+        """Return a command that has only a name and a summary, for the help; None for an unknown name."""
         if cmd_name not in self._catalog.commands:
             listing = LISTINGS.get(cmd_name)
             return None if listing is None else TyperCommand(cmd_name, help=listing.__doc__, rich_help_panel="Listings")
@@ -53,7 +53,7 @@ class CommandGroup(TyperGroup):
         """Return the name of the called command, the command, and its arguments.
 
         Raises:
-            ConfigError: No plugin has that command, or two have it.
+            ConfigError: No plugin has a command of that name, or two plugins have one.
             PluginError: The command's code cannot be loaded, or typer cannot read its arguments.
         """
         name, *rest = args
@@ -62,7 +62,7 @@ class CommandGroup(TyperGroup):
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Call the command; an error names the plugin that raised it."""
+        """Call the command. If the command raises an error, add a note that names its plugin."""
         try:
             return super().invoke(ctx)
         except BaseException as error:

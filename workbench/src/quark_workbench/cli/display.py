@@ -1,4 +1,4 @@
-"""Display of a run: a progress bar if stderr is a terminal, else lines in the log."""
+"""The display of a run: a progress bar if stderr is a terminal, or else lines in the log."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def duration(seconds: float) -> str:
 
 
 class LogLines:
-    """A listener that logs the start, the end, the long phases and, now and then, the progress of a run.
+    """A listener that logs a run: its start, its end, its long phases and, at intervals, its progress.
 
     Args:
         now: Returns the time in seconds.
@@ -98,7 +98,7 @@ class LogLines:
 
 
 class Bar:
-    """A listener that draws a progress bar with the block or phase and the remaining time.
+    """A listener that draws a progress bar. The bar names the current block or phase, and the remaining time.
 
     Args:
         console: The rich console to draw on.
@@ -161,13 +161,12 @@ class _Left:
 
 
 class Display:
-    """A listener that shows the runs of each thread, with log lines or with a bar on a terminal.
+    """A listener that shows the run of each thread, as log lines or as a progress bar.
 
-    The bar replaces the log lines if quark itself writes its log to a terminal; other lines appear above the
-    bar.
+    It shows a bar instead of log lines if stderr is a terminal and quark itself writes its log there. Other
+    log lines then appear above the bar. If the application has configured logging, there is no bar.
 
-    The display shows nothing if the logger ``quark`` drops INFO, and no bar if the application has configured
-    logging.
+    The display shows nothing if the logger ``quark`` drops messages of the level INFO.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Installed plugins and their records as plain data, which the command line lists as tables or as JSON."""
+"""Plain data about the installed plugins and their records, for the tables and the JSON of the listings."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["kind_report", "plugins_report", "record_report"]
 
 
 def plugins_report(catalog: Catalog) -> dict[str, Any]:
-    """Return all plugins: in use, failed, or left out.
+    """Return a row for each plugin, with a status: active, failed, or left out.
 
-    The result also has conflicts by kind, and failures.
+    The result also has the failures, and a dictionary from kind of record to the names that conflict.
     """
     failed = {failure.source for failure in catalog.failures()}
     active = list(catalog.sources())
@@ -42,13 +42,13 @@ def plugins_report(catalog: Catalog) -> dict[str, Any]:
 
 
 def kind_report(catalog: Catalog, kind: str) -> dict[str, Any]:
-    """Return all records of one kind, with the facts of that kind.
+    """Return all records of one kind, such as all schemes, with the facts about each record.
 
-    The result also has the kind's conflicts and the failures of all plugins.
+    The result also has the names of this kind that conflict, and the failures of all plugins.
 
     Args:
         catalog: The plugins.
-        kind: In the plural, such as ``"schemes"``.
+        kind: The kind in the plural, such as ``"schemes"``.
     """
     registry = catalog.registries[kind]
     conflicts = _conflicts(registry)
@@ -61,11 +61,11 @@ def kind_report(catalog: Catalog, kind: str) -> dict[str, Any]:
 
 
 def record_report(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
-    """Return one record with the facts of its kind.
+    """Return one record with the facts about it.
 
     Args:
         catalog: The plugins.
-        kind: In the plural, such as ``"schemes"``.
+        kind: The kind in the plural, such as ``"schemes"``.
         name: Name or full name of the record. Unknown names raise the errors of `Registry.get`.
     """
     registry = catalog.registries[kind]
@@ -104,7 +104,10 @@ def _error_of(error: BaseException) -> dict[str, Any]:
 
 
 def _status(claim: Registered, registry: Registry[Any], conflicts: Mapping[str, object]) -> str:
-    """Return ``active`` if the record's name stands for this record, else ``contested`` or ``replaced``."""
+    """Return ``active`` if looking up the record's name finds this record.
+
+    Otherwise return ``contested`` if several records claim the name, or ``replaced`` if another one has it.
+    """
     if claim.record.name in conflicts:
         return "contested"
     return "active" if registry.get(claim.record.name) is claim.record else "replaced"

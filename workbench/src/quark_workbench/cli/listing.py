@@ -1,8 +1,8 @@
 """The listing commands: ``quark plugins`` and one for each kind, such as ``quark schemes``.
 
-Shell completion and scripts call these commands often, so this module answers them without typer, whose
-import takes longer than the listing. For ``--help`` and wrong arguments,
-`quark_workbench.cli.listing_commands` defines them as typer commands too.
+Shell completion and scripts call these commands often. This module therefore runs them without typer, since
+importing typer takes longer than printing the listing. For ``--help`` and wrong arguments,
+`quark_workbench.cli.listing_commands` defines the same commands with typer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def answer(arguments: Sequence[str]) -> bool:
-    """Print a listing if the arguments ask for one; return whether they do."""
+    """Print a listing if the arguments ask for a listing. Return whether they do."""
     what, *rest = arguments or [""]
     names = [text for text in rest if text != "--json"]
     plain = rest.count("--json") <= 1 and len(names) <= (what != "plugins") and not any(name.startswith("-") for name in names)
@@ -54,7 +54,7 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
     Args:
         what: ``"plugins"`` or a kind in the plural.
         as_json: Whether to print JSON instead of a table.
-        name: Name of one record to show with its options; None for a table of all records.
+        name: The name of one record, which is shown with its options. None shows a table of all records.
 
     Raises:
         UnknownNameError: (a ValueError) No record has that name.
@@ -203,9 +203,9 @@ _PLUGIN_COLUMNS: tuple[Column, ...] = (
 
 
 def _print_table(columns: Sequence[Column], rows: Sequence[Row], what: str) -> None:
-    """Print a table of the columns with content.
+    """Print a table without empty columns.
 
-    In a terminal, print only columns that fit, and say how to see the others.
+    In a terminal, print only the columns that fit, and then a line that says how to see the other columns.
     """
     width = terminal_width()
     lines, left_out = table([title for title, _ in columns], [[cell(row) for _, cell in columns] for row in rows], width)

@@ -1,6 +1,6 @@
-"""The listing commands for typer: ``--help`` and errors in arguments.
+"""The listing commands as typer commands, which print ``--help`` and report wrong arguments.
 
-See `quark_workbench.cli.listing`.
+`quark_workbench.cli.listing` runs these commands if the arguments are right.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ``quark`` program: it turns every error into one paragraph and exit code 2."""
+"""The ``quark`` program. It prints every error as one paragraph and then exits with code 2."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def program() -> typer.Typer:
 
     @app.callback()
     def options(version: bool = version) -> None:
-        """Read the options of the program itself."""
+        """Handle the options that belong to ``quark`` itself and not to a command."""
 
     return app
 
@@ -56,9 +56,10 @@ def _sleep_while_waiting() -> None:
 
     Call this before torch is imported.
 
-    By default these threads wait in a busy loop for milliseconds. On a busy machine, the loop takes CPU time
-    from the thread that they wait for, and a run takes many times as long.
-    GNU's OpenMP, which torch uses, reads a spin count. Other implementations read only the general policy.
+    By default, a waiting thread runs a busy loop for milliseconds. On a busy machine, these loops take CPU
+    time from the thread that still works, and a run takes many times as long.
+    GNU's OpenMP, which torch uses, reads an environment variable with a spin count. Other implementations
+    read only ``OMP_WAIT_POLICY``.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
@@ -66,9 +67,9 @@ def _sleep_while_waiting() -> None:
 
 
 def main() -> None:
-    """Run the program: an error is one paragraph on stderr and exit code 2.
+    """Run the program. If an error occurs, print one paragraph on stderr and exit with code 2.
 
-    Its traceback is shown only with ``--debug``.
+    The traceback of the error is shown only with ``--debug``.
     """
     arguments, debug = _without_debug(sys.argv[1:])
     sys.argv[1:] = arguments
@@ -88,13 +89,13 @@ def main() -> None:
 
 
 def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the command line without ``--debug``, and whether it had ``--debug`` before ``--``."""
+    """Return the arguments without ``--debug``, and whether they had it. Arguments after ``--`` stay."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [a for i, a in enumerate(arguments) if i >= end or a != "--debug"], "--debug" in arguments[:end]
 
 
 def _message(error: BaseException) -> str:
-    """Return the message of an error, with a fix."""
+    """Return the message of an error, which also says how to fix the error."""
     message, advice = str(error), shortage(error)
     notes = [note for note in getattr(error, "__notes__", ()) if note != advice]
     if isinstance(error, QuarkError):

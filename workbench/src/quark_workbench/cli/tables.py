@@ -1,6 +1,6 @@
-"""Tables of the listings: one line per row.
+"""The tables of the listing commands, with one line per row.
 
-In a terminal, no line is wider than the terminal, and control characters have no effect.
+In a terminal, no line is wider than the terminal. Control characters are escaped.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ def terminal_width() -> int | None:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> tuple[list[str], list[str]]:
-    """Return aligned lines, titles first, without columns that are empty in every row.
+    """Return the aligned lines of a table, titles first. Columns that are empty in every row are left out.
 
     Args:
         titles: Titles of the columns, the most important first.
-        rows: Cells in the order of the titles; control characters are escaped (`quark.base.log.shown`).
-        width: Longest line; columns that do not fit are dropped from the right, and the last remaining column
-            is cut. None keeps all columns. The first column is never cut.
+        rows: The cells of each row, in the order of the titles. Control characters are escaped
+            (`quark.base.log.shown`).
+        width: The largest length of a line. Columns at the right that do not fit are dropped, and the last
+            remaining column is shortened to fit. The first column is never shortened. None keeps all columns.
 
     Returns:
-        The lines, and the titles of the columns that were left out.
+        The lines, and the titles of the columns that did not fit.
     """
     used = [i for i in range(len(titles)) if any(row[i] for row in rows)]
     cells = [[titles[i] for i in used], *([shown(row[i]) for i in used] for row in rows)]
@@ -49,9 +50,10 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 
 
 def paragraphs(entries: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
-    """Return each head with its text below, indented and wrapped to ``width``.
+    """Return the lines of paragraphs. Each entry is a pair of a heading and a text.
 
-    If ``width`` is None, each text stays on one line.
+    The text is printed below its heading, indented and wrapped to ``width``. If ``width`` is None, each text
+    is one line.
     """
     lines = []
     for head, text in entries:

@@ -1,1 +1,1 @@
-"""The commands of quark-workbench, one module each, and the option groups that they share."""
+"""The commands of quark-workbench and the groups of options that they share. Each command is a module."""

@@ -1,4 +1,4 @@
-"""Command-line options for the quantization of each layer, and the resulting configuration."""
+"""The command-line options that say how each layer is quantized, and the configuration made from them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["ConfigOptions", "without_named"]
 
 @attrs.frozen(kw_only=True)
 class ConfigOptions:
-    """Command-line options for the quantization of each layer.
+    """The command-line options that say how each layer is quantized.
 
-    A new object reads and registers the template file.
+    When an object is created, it reads the file of ``--template-file`` and registers the template.
 
     Attributes:
-        template: Model type of the registered template file; None without ``--template-file``.
+        template: The model type of the registered template; None without ``--template-file``.
     """
 
     scheme: Annotated[str | None, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")] = None
@@ -119,15 +119,16 @@ class ConfigOptions:
 
     @property
     def named_layers(self) -> dict[str, str]:
-        """The scheme of each pattern of ``--layer``."""
+        """A dictionary from each pattern of ``--layer`` to the name of its scheme."""
         return dict(_pair(text) for text in self.layer or [])
 
     def config_for(self, model: nn.Module, scheme: str | None = None) -> QConfig:
-        """Return the configuration for a model. The template of the model's family supplies it.
+        """Return the configuration that the options and the template of the model's family define.
 
         Args:
             model: The float model. Its tensors can be on the meta device.
-            scheme: The scheme from which a selection starts; None for ``--scheme``.
+            scheme: Name of the scheme to use. If it is None, ``--scheme`` names the scheme. A selection of
+            schemes (``--mixed``) passes the scheme from which it starts.
 
         Raises:
             ConfigError: No scheme is named, or an option cannot be read.
@@ -173,14 +174,15 @@ class ConfigOptions:
 
 
 def without_named(excluded: Sequence[str], named: Sequence[str], model: nn.Module) -> list[str]:
-    """Return a template's exclusions without the layers that the user names.
+    """Return a template's exclusion patterns without the layers for which the user sets a scheme.
 
-    A pattern of the user cancels the exclusion of layers only if it matches no other layers.
+    A pattern of the user cancels exclusions only if the template excludes every layer that the pattern
+    matches.
 
     Args:
         excluded: Exclusion patterns of the template.
-        named: Patterns that the user gives schemes.
-        model: The model with the layers; meta tensors are enough.
+        named: The patterns of layers for which the user sets a scheme.
+        model: The model with the layers. Its tensors can be on the meta device.
     """
     from quark.base.names import matches
     from quark.models.layers.quantized_layers import counts_as

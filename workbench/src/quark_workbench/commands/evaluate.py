@@ -1,4 +1,4 @@
-"""``quark evaluate``: perplexity of a checkpoint, its KL divergence from a reference, or scores in tasks."""
+"""``quark evaluate`` measures a checkpoint: perplexity, KL divergence from a reference, or task scores."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class TextChoices:
     ] = None
 
     def samples(self, model: Path, limit: int) -> list[Sample]:
-        """Return the first ``limit`` samples if one of them has images or sounds.
+        """Return the first ``limit`` samples if at least one of these samples has an image or a sound.
 
-        Return ``[]`` if none has, or if the checkpoint has no processor for them.
+        Return ``[]`` if no sample has one, or if the checkpoint has no processor for images or sounds.
         """
         from itertools import islice
 
@@ -76,11 +76,11 @@ class TextChoices:
         return first if any(map(has_media, first)) else []
 
     def opened(self, model: Path, trust_remote_code: bool) -> tuple[Any, Any, Any]:
-        """Return the class, the config and the tokenizer of a checkpoint that takes text.
+        """Return the class, the config and the tokenizer of a checkpoint whose model takes text.
 
         Raises:
-            QuarkError: The checkpoint takes other inputs, or has no tokenizer. No weight is read before this
-                error.
+            QuarkError: The model takes other inputs than text, or the checkpoint has no tokenizer. No weight
+                is read before this error.
         """
         from quark.calibration.batches import refuse_text
         from quark.models.hf.model_class import model_class
@@ -96,7 +96,7 @@ class TextChoices:
         return kind, config, tokenizer
 
     def texts(self, tokenizer: Any, limit: int) -> list[str]:
-        """Return at most ``limit`` samples as texts; if there is only one sample, return its paragraphs."""
+        """Return at most ``limit`` texts: the samples, or the paragraphs of a single sample."""
         from quark_workbench.commands.evaluation import texts_of
         from quark_workbench.data import read_samples
 
@@ -105,7 +105,10 @@ class TextChoices:
         return texts_of(tokenizer, samples, limit)
 
     def windows(self, model: Path, config: Any, tokenizer: Any, limit: int | None) -> tuple[Protocol, Windows]:
-        """Return the protocol and the windows. A default window length is cut to the model's context length.
+        """Return the evaluation protocol and the windows of tokens.
+
+        If the user sets no window length and the default exceeds the model's context length, the windows have
+        the context length.
 
         Raises:
             QuarkError: An argument cannot be used. No weight is read before this error.

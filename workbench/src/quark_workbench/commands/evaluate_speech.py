@@ -1,4 +1,4 @@
-"""Speech models in ``quark evaluate``: word error rate, perplexity, and comparison with a reference."""
+"""The evaluation of speech models: word error rate, perplexity, and comparison with a reference."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def speech_metrics(
     metric: list[str],
     where: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the metrics of a speech model, and its comparison with a reference, as plain data.
+    """Return the metrics of a speech model and the comparison of the model with a reference, as plain data.
 
     Args:
-        paths: Directories of the model and of the reference, which may be None.
+        paths: The directory of the model, and the directory of the reference or None.
         processor: The processor of the model.
-        windows: The samples as windows.
-        samples: Sounds with the spoken text.
-        metric: Names of metrics of predicted tokens.
+        windows: The samples as windows of tokens.
+        samples: Samples with a sound and the text that is spoken in it.
+        metric: Names of further metrics, which must be metrics of predicted tokens.
         where: Arguments of `quark.checkpoint.transformers_loading.load_checkpoint`.
 
     Raises:

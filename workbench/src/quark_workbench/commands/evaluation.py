@@ -1,6 +1,6 @@
-"""The metrics that fit a checkpoint, for ``quark evaluate`` and for reports.
+"""Functions that measure the metrics which suit a checkpoint, for ``quark evaluate`` and for reports.
 
-They are metrics of predicted tokens, of transcripts, of whole texts, or of other outputs.
+The kind of model decides between metrics of predicted tokens, transcripts, whole texts or other outputs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["compare_texts", "evaluate_samples", "evaluate_windows", "texts_of"]
 
 
 def texts_of(tokenizer: Any, samples: Iterable[Sample], limit: int) -> list[str]:
-    """Return at most ``limit`` samples as texts; if there is only one sample, return its paragraphs."""
+    """Return at most ``limit`` texts: the samples, or the paragraphs of a single sample."""
     texts = [rendered(tokenizer, sample) for sample in islice(samples, limit)]
     if len(texts) == 1:
         texts = [part.strip() for part in texts[0].split("\n\n") if part.strip()][:limit]
@@ -39,9 +39,14 @@ def texts_of(tokenizer: Any, samples: Iterable[Sample], limit: int) -> list[str]
 
 
 def compare_texts(whole: TextKind, paths: tuple[Path, Path], texts: list[str], where: dict[str, Any], by_block: bool) -> dict[str, Any]:
-    """Return the comparison of a model of whole texts with its reference.
+    """Return the comparison of a model with its reference, for a model whose input is a whole text.
 
-    ``paths`` are the directories of the model and of the reference.
+    Args:
+        whole: The kind of the model, such as an embedder.
+        paths: The directory of the model, and the directory of the reference.
+        texts: The texts to compare on.
+        where: Arguments of `quark.checkpoint.transformers_loading.load_checkpoint`.
+        by_block: Whether the user asks for ``--by-block``, which is refused.
     """
     model, reference = paths
     if by_block:
@@ -58,7 +63,8 @@ def evaluate_samples(
 ) -> dict[str, Any]:
     """Return the metrics of a model over samples with images or sounds.
 
-    A speech model also has a word error rate; a CTC model only if the samples say what is spoken.
+    For a speech model, the word error rate is measured too. For a CTC model, this happens only if the samples
+    have the spoken text.
     """
     processor = load_processor(paths[0], trust_remote_code=where["trust_remote_code"])
     batches = sample_windows(processor, samples)
@@ -74,11 +80,12 @@ def evaluate_samples(
 def evaluate_windows(
     paths: tuple[Path, Path | None], batches: Sequence[Windows], metric: list[str], where: dict[str, Any], by_block: bool
 ) -> dict[str, Any]:
-    """Return the metrics of the model over batches of windows, and its comparison with the reference.
+    """Return the metrics of a model over batches of windows, and a comparison of the model with a reference.
 
-    For a model that does not predict tokens, return the similarity of outputs.
+    For a model that does not predict tokens, return only how similar its outputs are to the reference's
+    outputs.
 
-    ``paths`` are the directories of the model and of the reference, which may be None.
+    ``paths`` has the directory of the model, and the directory of the reference or None.
     """
     model, reference = paths
     TokenMetrics.of(metric, has_reference=reference is not None)

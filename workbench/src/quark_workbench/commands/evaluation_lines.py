@@ -1,4 +1,4 @@
-"""Results of ``quark evaluate`` as lines of text, and as figures of a report."""
+"""Functions that turn results of ``quark evaluate`` into lines of text and into figures of a report."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def _word_error_lines(result: dict[str, Any]) -> list[str]:
 
 
 def figures_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the metrics in a result with a reference, for a report.
+    """Return the metrics of a result in which a model was compared with a reference, for a report.
 
-    Each has a ``name``, a ``value``, its standard ``error``, and the value of the ``float`` model. A number
-    is None if it is unknown or not finite.
+    Each metric is a dictionary with a ``name``, a ``value``, the standard ``error`` of the value, and the
+    value of the ``float`` model. A number is None if it is unknown or not finite.
     """
     rows: list[tuple[str, float | None, float | None, float | None]] = []
     if "word_error_rate" in result:

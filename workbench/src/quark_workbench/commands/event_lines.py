@@ -1,4 +1,4 @@
-"""``--json``: one event as JSON on each line of stdout, and the result on the last line."""
+"""The output of ``--json``: each line of stdout is one event as JSON, and the last line is the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ A block of a mixture-of-experts model has thousands of such phases.
 class EventLines:
     """A listener that prints each event as a line of JSON.
 
-    It prints at most one line per second for phases inside blocks.
+    For the phases inside a decoder block, it prints at most one line per second.
 
     Args:
         write: Writes one line.
@@ -53,15 +53,15 @@ class EventLines:
 
 @contextmanager
 def event_lines(task: str, values: Mapping[str, Any]) -> Iterator[None]:
-    """Print the events of the runs in the body of the ``with`` statement to stdout, if ``--json`` is given.
+    """Print to stdout the events of all runs inside the ``with`` statement, if the user gives ``--json``.
 
     An error before or after a run is printed as an event too. If there are several processes, only the first
     one prints.
 
     Args:
-        task: The kind of work in the body. It is part of the event of an error that comes before the run.
-        values: Options of the command: ``as_json``, and optionally ``dry_run``, which prints a plan and no
-            events.
+        task: The kind of work, such as quantization. The event of an error outside a run names this task.
+        values: The values of the command's options: ``as_json``, and ``dry_run`` if the command has it. With
+            ``dry_run``, the command prints a plan, and no events are printed.
     """
     from quark.plugins import RunFailed, listening
 
@@ -79,7 +79,7 @@ def event_lines(task: str, values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def print_result(facts: Mapping[str, Any]) -> None:
-    """Print the last line: the result of a command."""
+    """Print the result of a command as the last line of JSON."""
     from quark.plugins.events import EVENTS_VERSION
 
     _print(json.dumps({"event": "result", "version": EVENTS_VERSION, **facts}, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""Options of commands: sizes and pairs as text, and groups of options as one object."""
+"""Functions that read option values (sizes, ``KEY=VALUE`` texts), and a decorator for groups of options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def given_options(flag: str, texts: Iterable[str] | None) -> dict[str, Any]:
 
     Args:
         flag: The command-line option, for messages: ``"--scheme-option"``.
-        texts: The arguments of that option; None for none.
+        texts: The arguments of that option; None if the user does not give the option.
 
     Raises:
         ConfigError: A text has another form, or a key occurs twice.
@@ -35,9 +35,9 @@ def given_options(flag: str, texts: Iterable[str] | None) -> dict[str, Any]:
 
 
 def given_algorithm_options(flag: str, texts: Iterable[str] | None) -> dict[str, dict[str, Any]]:
-    """Return a dictionary from algorithm to its keys and values.
+    """Return a dictionary from the name of an algorithm to a dictionary of its options.
 
-    Arguments and errors are as in `given_options`.
+    The arguments and the errors are as in `given_options`.
     """
     options: dict[str, dict[str, Any]] = {}
     form = "NAME.KEY=VALUE, such as gptq.damp_percent=0.05"
@@ -96,12 +96,15 @@ def size_in_bytes(text: str, option: str) -> int:
 
 
 def command(task: str | None = None, /, **groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces arguments of a command by the options of functions.
+    """Return a decorator that replaces an argument of a command with a group of options.
+
+    A function defines each group: its arguments become options of the command, and the command gets the
+    function's result.
 
     Args:
-        task: The work whose events ``--json`` prints (see `event_lines`); None for a command without runs.
-        groups: Functions whose arguments become options of the command. Each keyword is the argument of the
-            command that gets the function's result.
+        task: The kind of work whose events ``--json`` prints (see `event_lines`); None if the command starts
+            no run.
+        groups: The functions. Each keyword is the name of the argument of the command that is replaced.
 
     Example:
         >>> def size(width: int = 2, height: int = 3):
@@ -132,7 +135,7 @@ def command(task: str | None = None, /, **groups: Callable[..., Any]) -> Callabl
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return a dictionary from name to argument of a function. Annotations are objects, not text."""
+    """Return the parameters of a function as keyword-only parameters. Their annotations are evaluated."""
     hints = typing.get_type_hints(function, include_extras=True)
     return [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(name, parameter.annotation))

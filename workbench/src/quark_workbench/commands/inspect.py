@@ -1,4 +1,4 @@
-"""``quark inspect``: whether a quantized checkpoint is complete, and which runtimes load it."""
+"""``quark inspect`` tells whether a quantized checkpoint is complete, and which runtimes can load it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``quark plan``: the plan, output, needs and errors of ``quark quantize`` with the same options."""
+"""``quark plan`` tells what ``quark quantize`` would do with the same options, without doing it."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ def print_planned(
 
     Args:
         source: The checkpoint.
-        out: Where the run would write; None to skip the check.
+        out: The directory in which the run would write. None leaves out the check of this directory.
         config: As in `quark_workbench.planning.plan`.
-        calibration: Calibration data of the run.
+        calibration: Options for the calibration data of the run.
         export: Options of the export.
         device: As in `quark_workbench.planning.plan`.
         dtype: As in `quark_workbench.planning.plan`.
         trust_remote_code: As in `quark_workbench.planning.plan`.
         without_model: As in `quark_workbench.planning.plan`.
-        probe: Whether to measure this machine.
+        probe: Whether to measure the speed of this machine, for the estimate of the time.
         as_json: Whether to print JSON.
-        chosen: The selection that chose the schemes of the configuration, for the JSON.
+        chosen: The selection that chose the schemes of the configuration, which the JSON shows too.
 
     Raises:
-        QuarkError: The run would fail. The message has all reasons. The plan is printed first.
+        QuarkError: The run would fail. The message has all reasons. The plan is printed before the error.
     """
     # Torch and transformers are imported here, not above: `quark --help` does without them.
     from quark_workbench.planning.planned_run import plan as planned_run
@@ -107,7 +107,7 @@ def print_planned(
 def _checked(
     source: Path, out: Path | None, calibration: CalibrationChoices, export: ExportChoices
 ) -> tuple[ExportOptions | None, list[QuarkError]]:
-    """Return the options of the export, and errors that the plan does not find.
+    """Return the options of the export, and the errors in arguments that the plan does not check.
 
     The options are None if they cannot be read.
     """

@@ -1,4 +1,4 @@
-"""``quark quantize``: quantizes a checkpoint into a new checkpoint."""
+"""``quark quantize`` quantizes a checkpoint and writes the result as a new checkpoint."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _base_scheme(config: ConfigOptions, selection: SelectionOptions) -> str | No
     """Return the scheme from which a selection starts, or None if there is no selection.
 
     Raises:
-        ConfigError: The command has both a selection and a scheme, or options of a scheme.
+        ConfigError: ``--mixed`` is combined with ``--scheme``, with ``--scheme-option`` or with torchrun.
     """
     if selection.mixed is None:
         return None
@@ -140,8 +140,9 @@ def _base_scheme(config: ConfigOptions, selection: SelectionOptions) -> str | No
 
 @contextmanager
 def _ranks(device: str, is_deterministic: bool) -> Iterator[tuple[Ranks, str]]:
-    """Yield the processes of the run and the device of this process; only the first process logs more than
-    errors.
+    """Yield the processes of the run, and the device of this process.
+
+    Processes other than the first one log only errors.
     """
     from quark.models.hf.loading import torch_device
     from quark_workbench.process_group import ranks_of_environment

@@ -1,4 +1,4 @@
-"""``quark report``: makes the report of an export, compared with the float checkpoint if given."""
+"""``quark report`` writes the report of an export, and can compare the export with the float checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["report"]
 
 @attrs.frozen(slots=False, kw_only=True)
 class ComparedData(CalibrationChoices):
-    """Command-line options for the data on which an export is compared with its float checkpoint."""
+    """Command-line options for the data on which the report compares an export with its float checkpoint."""
 
     calib: Annotated[
         list[str] | None,
