@@ -1,4 +1,4 @@
-"""The metrics in a report: those of ``quark evaluate``, on the data of ``--calib``."""
+"""The metrics in a report: what ``quark evaluate`` measures, but on the data of ``--calib``."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ MOST_SAMPLES = 32
 
 
 def add_metrics(out: Path, float_model: Path, data: CalibrationChoices, *, device: str, trust_remote_code: bool) -> None:
-    """Add `reported_metrics` to the report of an export, unless it has them or there is no report.
+    """Add the result of `reported_metrics` to the report of an export.
 
-    A failure is logged; the report then has no metrics.
+    Nothing is done if there is no report, or if the report already has metrics. If the measurement fails, the
+    error is logged, and the report has no metrics.
     """
     try:
         report = read_report(out)
@@ -49,15 +50,15 @@ def add_metrics(out: Path, float_model: Path, data: CalibrationChoices, *, devic
 def reported_metrics(
     out: Path, float_model: Path, data: CalibrationChoices, *, device: str = "cpu", trust_remote_code: bool = False
 ) -> dict[str, Any]:
-    """Return the metrics of an export and of its float model, as in a report.
+    """Return the metrics of an export and of its float model, in the form that a report stores.
 
-    They are the metrics that ``quark evaluate`` chooses for the model, and all registered metrics of
-    predicted tokens. If they cannot be measured, the result says why.
+    The result has the metrics that ``quark evaluate`` chooses for the model, and all registered metrics of
+    predicted tokens. If these metrics cannot be measured, the result says why.
 
     Args:
-        out: The export.
-        float_model: Its float checkpoint.
-        data: The data to measure on; at most `MOST_SAMPLES` are used.
+        out: Directory of the export.
+        float_model: Directory of the float checkpoint from which the export was made.
+        data: Options for the data to measure on. At most `MOST_SAMPLES` samples are used.
         device: Torch device.
         trust_remote_code: Whether code that comes with the checkpoints may run.
     """
@@ -77,7 +78,7 @@ def reported_metrics(
 
 
 def without_folders(message: str) -> str:
-    """Return a message with only the last name of each path, since reports are shared.
+    """Return a message in which each path is cut to its last name, since reports are shared.
 
     >>> without_folders("'b' in '/home/me/my models/llama' is no file: see /srv/a.txt")
     "'b' in 'llama' is no file: see a.txt"
@@ -90,7 +91,7 @@ def without_folders(message: str) -> str:
 
 
 def _result(paths: tuple[Path, Path], data: CalibrationChoices, names: list[str], where: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of an evaluation; models that predict tokens run block by block."""
+    """Return the result of an evaluation. A model that predicts tokens runs block by block."""
     float_model, trusts = paths[1], where["trust_remote_code"]
     model = meta_model(float_model, trust_remote_code=trusts)
     reader = data.of(float_model, model, "auto", trust_remote_code=trusts)
@@ -110,7 +111,7 @@ def _result(paths: tuple[Path, Path], data: CalibrationChoices, names: list[str]
 
 
 def _windows(reader: CalibrationData, count: int) -> list[Windows]:
-    """Return the first sequences of the data as windows, in which every token but the first is scored."""
+    """Return the first ``count`` sequences as windows. All tokens of a window but the first are scored."""
     found = (ids_of(call) for call in calls(reader("the metrics of the report")))
     rows = [row[None] for ids in found if ids is not None and ids.shape[1] > 1 for row in ids]
     if not rows:

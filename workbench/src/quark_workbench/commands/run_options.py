@@ -1,4 +1,4 @@
-"""Option groups of several commands: calibration data, and how to write a checkpoint."""
+"""Groups of options that several commands share: the calibration data, and the way to write a checkpoint."""
 
 from __future__ import annotations
 
@@ -80,16 +80,20 @@ class CalibrationChoices:
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a calibration sequence.")] = 512
 
     def refuse_missing(self) -> None:
-        """Check that the data exist, without reading them. Raises as `quark_workbench.data.read_samples`."""
+        """Raise an error if the data do not exist. The data are not read.
+
+        The errors are those of `quark_workbench.data.read_samples`.
+        """
         from quark_workbench.data import read_samples
 
         for source in self.calib or ():
             read_samples(source, given_options("--calib-option", self.calib_option))
 
     def have_media(self, path: Path, *, trust_remote_code: bool) -> bool:
-        """Return whether a source begins with images or sounds that the checkpoint's processor can read.
+        """Return whether one of the first samples has an image or a sound.
 
-        Reads the first samples. Raises as `quark_workbench.data.processor.load_processor`.
+        If so, the processor of the checkpoint is loaded. The errors are those of
+        `quark_workbench.data.processor.load_processor`.
         """
         from quark_workbench.data import read_samples
         from quark_workbench.data.media_rows import has_media
@@ -103,9 +107,10 @@ class CalibrationChoices:
         return True
 
     def samples(self, count: int) -> list[Sample]:
-        """Return the first ``count`` samples, the same number of each source; with a seed, drawn samples.
+        """Return at most ``count`` samples, in equal numbers from all sources.
 
-        Raises as `quark_workbench.data.read_samples`.
+        They are the first samples of each source, or random samples if the options have a seed. The errors
+        are those of `quark_workbench.data.read_samples`.
         """
         from quark_workbench.data import read_samples
 
@@ -130,12 +135,12 @@ class CalibrationChoices:
         """Return the calibration batches.
 
         Args:
-            reader: Has the tokenizer and the processor of the checkpoint.
+            reader: An object with the tokenizer and the processor of the checkpoint.
             wanted_by: The part of the run that needs data, for the message.
 
         Raises:
             CalibrationError: No data are given, the data cannot be read, or the checkpoint lacks the
-                tokenizer or processor that they need.
+                tokenizer or the processor for such data.
             UnsupportedError: The data are texts, but the model needs images or sounds.
         """
         from quark_workbench.data import read_samples, token_sequences
@@ -166,7 +171,9 @@ class CalibrationChoices:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the command line for the report. Each path is cut to its last name, since reports are shared.
+    """Return the command line as the report shows it: each path is cut to its last name.
+
+    The reason is that reports are shared.
 
     >>> command_line(["quantize", "/home/me/llama", "out", "--calib=~/texts/a", "--option", "file=../b"])
     'quark quantize llama out --calib=a --option file=b'
@@ -183,11 +190,11 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 class CalibrationData:
-    """Calibration batches of a checkpoint, read on first use.
+    """The calibration batches of a checkpoint. The data are read when the batches are first needed.
 
     Args:
-        chosen: The options.
-        path: Directory of the checkpoint with the tokenizer.
+        chosen: The options for the data.
+        path: Directory of the checkpoint, from which the tokenizer and the processor are loaded.
         model: The checkpoint's model, on the meta device.
         dtype: Name of the dtype of the run.
         trust_remote_code: Whether code that comes with the checkpoint may run.
@@ -205,7 +212,10 @@ class CalibrationData:
 
     @functools.cached_property
     def processor(self) -> SampleProcessor:
-        """The processor of images and sounds. Raises as `quark_workbench.data.processor.load_processor`."""
+        """The processor of images and sounds.
+
+        The errors are those of `quark_workbench.data.processor.load_processor`.
+        """
         from quark.models.hf.loading import torch_dtype
         from quark_workbench.data.processor import load_processor
 
@@ -213,7 +223,7 @@ class CalibrationData:
         return attrs.evolve(load_processor(self._path, trust_remote_code=self._trust_remote_code), dtype=dtype)
 
     def refuse_text(self, wanted_by: str) -> None:
-        """Check that the model can be calibrated on texts.
+        """Raise an error if the model cannot be calibrated on texts.
 
         Raises:
             UnsupportedError: The model takes images or sounds.
@@ -223,7 +233,7 @@ class CalibrationData:
         refuse_text(type(self._model), f"give --calib rows with images or sounds for {wanted_by}, or batches in Python")
 
     def __call__(self, wanted_by: str) -> list[Any]:
-        """Return the batches; ``wanted_by`` names the part of a run that needs them.
+        """Return the batches. ``wanted_by`` names the part of the run that needs data, for the messages.
 
         Raises:
             UnsupportedError: The data are texts, but the model takes images or sounds.
@@ -265,7 +275,7 @@ class ExportChoices:
 
 @attrs.frozen(kw_only=True)
 class WritingChoices:
-    """Command-line options for the output directory: earlier runs, and the report."""
+    """Command-line options for the output directory: what happens to an earlier run, and the report."""
 
     resume: Annotated[
         bool,
@@ -289,8 +299,8 @@ class WritingChoices:
         """Return the arguments of `quark.runs.quantize_checkpoint` that these options set.
 
         Args:
-            started: When the program began (`time.perf_counter`).
-            selection: The selection that the report draws, or None.
+            started: The value of `time.perf_counter` at the start of the program.
+            selection: The selection of schemes that the report plots; None if there was no selection.
         """
         from quark_workbench.report import ReportOptions
 
@@ -299,9 +309,9 @@ class WritingChoices:
         return {"resume": self.resume, "restart": self.restart, "report": report}
 
     def add_metrics(self, out: Path, model: Path, data: CalibrationChoices, *, device: str, trust_remote_code: bool) -> None:
-        """Add the metrics of `quark evaluate` to a full report, if there are data.
+        """Add the metrics of `quark evaluate` to the report if ``--report full`` and ``--calib`` are given.
 
-        Arguments as of `quark_workbench.commands.reported_metrics.add_metrics`.
+        The arguments are as in `quark_workbench.commands.reported_metrics.add_metrics`.
         """
         from quark_workbench.commands.reported_metrics import add_metrics
 

@@ -1,4 +1,4 @@
-"""``quark quantize --mixed``: options of a selection of schemes, and its printed result."""
+"""The options of ``quark quantize --mixed``, which selects schemes, and the printed result of a selection."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SelectionOptions:
     """Command-line options for a selection of schemes, which ``--mixed`` starts.
 
     Raises:
-        ConfigError: An option is given without ``--mixed``, the number of budgets is not one, or the name of
-            the curve's file has neither of the two endings.
+        ConfigError: An option is given without ``--mixed``, no budget or more than one budget is given, or
+            the name of the file for the curve ends in neither ``.svg`` nor ``.json``.
     """
 
     mixed: Annotated[
@@ -77,7 +77,7 @@ class SelectionOptions:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The names of the schemes to choose from; a name such as ``bf16`` stands for float."""
+        """The names of the schemes to choose from. A name such as ``bf16`` means that a layer stays float."""
         return tuple(name.strip() for name in (self.mixed or "").split(",") if name.strip())
 
     def budget(self) -> Budget:
@@ -127,7 +127,7 @@ class SelectionOptions:
 
 
 def selection_lines(result: SelectionResult) -> list[str]:
-    """Return the lines for a selection: the curve as a table, and the layers of each candidate."""
+    """Return the printed lines for a selection: its curve as a table, and the layers that get each scheme."""
     loss = "" if result.loss is None else f", predicted loss {result.loss:.4g} {result.selection.unit}"
     lines = [
         f"{result.selector}: {result.bits:.3f} bits per weight of at most {result.problem.budget}, "

@@ -1,4 +1,4 @@
-"""Text for calibration and evaluation: registered sources of samples, and sequences of tokens."""
+"""Data for calibration and evaluation: registered sources of samples, and token sequences from samples."""
 
 from quark_workbench.data.samples import Message, Sample, sample_of, text_of
 from quark_workbench.data.sequences import token_sequences

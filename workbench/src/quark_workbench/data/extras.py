@@ -1,4 +1,4 @@
-"""Optional packages, imported when needed; the error for a missing package has the pip command."""
+"""Imports of optional packages. The error for a missing package shows the pip command that installs it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _INSTALLED_BY = {
 
 
 def extra(module: str, wanted_for: str) -> Any:
-    """Return an optional module.
+    """Import an optional module and return it.
 
     Args:
         module: Full name of the module.
-        wanted_for: The user of the module, for the message.
+        wanted_for: What needs the module, in the plural, for the message: ``"Parquet files"``.
 
     Raises:
         MissingPluginError: (an ImportError) The package is not installed; the message has the pip command.

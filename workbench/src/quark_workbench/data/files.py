@@ -1,6 +1,6 @@
 """Readers of files with samples: plain text, JSON lines, and Parquet.
 
-Small examples serve the conformance suite.
+The functions that write small example files are for the conformance suite.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ _EXAMPLE = ("The first text.", "Another one, with an ümlaut.", "A third.")
 
 
 def text(path: Path, separator: Annotated[str, OptionNote(examples=("\n\n",))] = "") -> Iterator[Sample]:
-    """Yield the text of a file: one sample, or several with a separator.
+    """Yield the text of a file: the whole text as one sample, or the pieces between separators.
 
     Args:
-        path: A UTF-8 file, perhaps compressed.
-        separator: Text between two samples; empty if the file is one sample.
+        path: A UTF-8 file, which may be compressed.
+        separator: The text that separates two samples. If it is empty, the file is one sample.
     """
     content = whole_text(path)
     yield from (part for part in (content.split(separator) if separator else [content]) if part.strip())
 
 
 def json_lines(path: Path, column: str | None = None, media: str = "") -> Iterator[Sample]:
-    """Yield a sample of each line: an object with a text or with messages, or a JSON string.
+    """Yield one sample for each line. A line is a JSON string, or an object with a text or with messages.
 
-    An object may also have the path of an image in "image", or of a sound in "audio". The file may also be
-    one JSON list.
+    An object may also have the path of an image under the key "image", or of a sound under "audio". Instead
+    of lines, the file may have one JSON list of such values.
 
     Args:
-        path: A UTF-8 file, perhaps compressed, with one JSON value on each line.
+        path: A UTF-8 file with one JSON value on each line. The file may be compressed.
         column: Key that holds the text or the messages; by default "text", or else "messages".
         media: Directory of the images and sounds; by default the directory of the file.
 
     Raises:
-        CalibrationError: A line is not JSON, holds no sample, or names an image or a sound that is missing or
-            outside the directory.
+        CalibrationError: A line is not JSON or is not a sample, or it names an image or a sound that is
+            missing or lies outside the directory.
     """
     yield from _located(_rows(path), column, _folder(path, media))
 
 
 def parquet(path: Path, column: str | None = None, media: str = "") -> Iterator[Sample]:
-    """Yield a sample of each row of a Parquet file.
+    """Yield one sample for each row of a Parquet file.
 
     Args:
         path: The file.
         column: Column that holds the text or the messages; by default "text", or else "messages".
-        media: Directory of the images and sounds that columns "image" and "audio" name by path; by default
-            the directory of the file.
+        media: Directory of the images and sounds whose paths are in the columns "image" and "audio". The
+            default is the directory of the file.
 
     Raises:
-        CalibrationError: The file is damaged, or a row holds no sample.
-        MissingPluginError: The package that reads it is not installed.
+        CalibrationError: The file is damaged, or a row is not a sample.
+        MissingPluginError: The package that reads Parquet files is not installed.
     """
     pyarrow = extra("pyarrow", "Parquet files")
     reader = extra("pyarrow.parquet", "Parquet files")
@@ -87,17 +87,17 @@ def write_parquet(path: Path) -> None:
     """Write a small Parquet file with a column ``text``.
 
     Raises:
-        MissingPluginError: The package that writes it is not installed.
+        MissingPluginError: The package that writes Parquet files is not installed.
     """
     pyarrow, writer = extra("pyarrow", "Parquet files"), extra("pyarrow.parquet", "Parquet files")
     writer.write_table(pyarrow.table({"text": list(_EXAMPLE)}), path)
 
 
 def _folder(path: Path, media: str) -> Path:
-    """Return the directory of images and sounds.
+    """Return the directory of images and sounds: ``media``, or by default the directory of ``path``.
 
     Raises:
-        CalibrationError: There is no such directory.
+        CalibrationError: There is no directory ``media``.
     """
     if media and not Path(media).is_dir():
         raise CalibrationError(f"the option media={media} names no directory: give the directory of the images and sounds of '{path}'")
@@ -105,13 +105,13 @@ def _folder(path: Path, media: str) -> Path:
 
 
 def _located(rows: Iterator[tuple[str, object]], column: str | None, folder: Path) -> Iterator[Sample]:
-    """Yield the sample of each row. Paths of images and sounds become paths in ``folder``."""
+    """Yield the sample of each row. A relative path of an image or a sound is looked up in ``folder``."""
     for where, row in rows:
         yield from (with_files_below(sample, folder, where) for sample in samples_of([(where, row)], column))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the values of a file of JSON lines, or of one JSON list, each with its position."""
+    """Yield pairs of a position and a value, from a file of JSON lines or a file with one JSON list."""
     for number, line in enumerate(text_lines(path), 1):
         if not line.strip():
             continue
@@ -130,7 +130,7 @@ def _rows(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _whole(path: Path) -> list[object]:
-    """Return the JSON list that a file consists of."""
+    """Return the content of a file that is one JSON list."""
     try:
         value = json.loads(whole_text(path))
     except (ValueError, RecursionError) as error:

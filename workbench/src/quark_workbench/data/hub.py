@@ -1,6 +1,7 @@
-"""Data sets through the package `datasets`.
+"""Sources of samples that load data sets with the package `datasets`.
 
-They are any data set by name, directories from `save_to_disk`, and the data sets that papers calibrate on.
+One source loads any data set by its name or from a directory that `save_to_disk` wrote. The other sources
+load data sets on which papers calibrate.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ __all__ = ["cnn_dailymail", "huggingface", "pileval", "ultrachat", "wikitext"]
 
 
 def huggingface(name: str, config: str | None = None, split: str = "train", column: str | None = None) -> Iterator[Sample]:
-    """Yield a sample of each row of a data set.
+    """Yield one sample for each row of a data set.
 
     Args:
-        name: As for `datasets.load_dataset`: a name on the Hugging Face Hub, a local directory, or a
-            directory from `save_to_disk`.
+        name: A name on the Hugging Face Hub or a local directory, as for `datasets.load_dataset`, or a
+            directory that `save_to_disk` wrote.
         config: Configuration of the data set; None if it has only one.
         split: Name of the split.
         column: Column that holds the text or the messages; by default "text", or else "messages".
 
     Raises:
-        CalibrationError: There is no such data set, it cannot be downloaded, or a row holds no sample.
+        CalibrationError: There is no such data set, it cannot be downloaded, or a row is not a sample.
         MissingPluginError: The package `datasets` is not installed.
     """
     yield from samples_of(((f"the data set '{name}'", row) for row in _rows(name, config, split)), column)
@@ -39,18 +40,18 @@ def pileval(split: str = "validation") -> Iterator[Sample]:
     """Yield texts of the Pile's validation data, on which AWQ calibrates.
 
     Args:
-        split: Which split.
+        split: Name of the split.
     """
     yield from huggingface("mit-han-lab/pile-val-backup", split=split)
 
 
 def wikitext(split: str = "train", config: str = "wikitext-2-raw-v1", rows: int | None = None) -> Iterator[Sample]:
-    """Yield the text of WikiText as one sample, with rows joined as in GPTQ's code.
+    """Yield the text of WikiText as one sample. The rows are joined as in GPTQ's code.
 
     Args:
-        split: Which split.
-        config: Which WikiText.
-        rows: Number of rows, from the start of the split; None for all rows.
+        split: Name of the split.
+        config: Name of the configuration, which selects a version of WikiText.
+        rows: Number of rows to use, from the start of the split; None for all rows.
     """
     where = "the data set 'wikitext'"
     yield "\n\n".join(str(value_of(row, "text", where)) for row in islice(_rows("Salesforce/wikitext", config, split), rows))
@@ -60,8 +61,8 @@ def cnn_dailymail(split: str = "train", config: str = "3.0.0") -> Iterator[Sampl
     """Yield articles of CNN and the Daily Mail.
 
     Args:
-        split: Which split.
-        config: Which version.
+        split: Name of the split.
+        config: Name of the configuration, which selects a version of the data set.
     """
     yield from huggingface("abisee/cnn_dailymail", config, split, "article")
 
@@ -70,7 +71,7 @@ def ultrachat(split: str = "train_sft") -> Iterator[Sample]:
     """Yield chats of UltraChat 200k.
 
     Args:
-        split: Which split.
+        split: Name of the split.
     """
     yield from huggingface("HuggingFaceH4/ultrachat_200k", split=split, column="messages")
 

@@ -1,4 +1,4 @@
-"""Images and sounds, loaded from files, bytes or arrays."""
+"""Functions that load images and sounds from files, bytes or arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["loaded_image", "loaded_sound"]
 
 
 def loaded_image(medium: Any) -> Any:
-    """Return an image of Pillow, in RGB and upright.
+    """Return a Pillow image in RGB. A rotation that the file's EXIF data asks for is applied.
 
     Args:
         medium: As in `quark_workbench.data.media_rows.MediaRow`.
@@ -44,9 +44,9 @@ def loaded_image(medium: Any) -> Any:
 
 
 def loaded_sound(medium: Any, rate: int, most_seconds: float | None = None) -> NDArray[Any]:
-    """Return the samples of a sound, ``[N]``, float32, −1 to 1; several channels become their mean.
+    """Return the N samples of a sound as float32 ``[N]``, between −1 and 1. Channels are averaged.
 
-    WAV files of integers need no library.
+    A WAV file of integers can be read without an optional package.
 
     Args:
         medium: As in `quark_workbench.data.media_rows.MediaRow`.
@@ -55,8 +55,8 @@ def loaded_sound(medium: Any, rate: int, most_seconds: float | None = None) -> N
 
     Raises:
         CalibrationError: ``medium`` cannot be read as a sound, is empty or too long, or has another sampling
-            rate.
-        MissingPluginError: The package that reads its format is not installed.
+            rate than ``rate``.
+        MissingPluginError: The package that reads the format of the sound is not installed.
     """
     import numpy as np
 
@@ -80,7 +80,10 @@ def loaded_sound(medium: Any, rate: int, most_seconds: float | None = None) -> N
 
 
 def _source(medium: Any) -> tuple[Any, str]:
-    """Return a path or a file in memory, and its name for messages; the first is None for other media."""
+    """Return the path or the file in memory that has a medium, and a name of the medium for messages.
+
+    Instead of the path, return None if the medium is neither a path nor bytes.
+    """
     path, content = medium, None
     if isinstance(medium, Mapping):
         path, content = medium.get("path"), medium.get("bytes")
@@ -93,7 +96,7 @@ def _source(medium: Any) -> tuple[Any, str]:
 
 
 def _decoded(medium: Any) -> tuple[NDArray[Any], int]:
-    """Return samples, ``[N, channels]``, and the sampling rate of a sound that is a file."""
+    """Return the samples ``[N, channels]`` and the sampling rate of a sound, which is a file or its bytes."""
     source, name = _source(medium)
     if source is None:
         raise CalibrationError(f"a {type(medium).__name__} is no sound: give the path of a file, its bytes, or array and sampling_rate")
@@ -112,7 +115,7 @@ def _decoded(medium: Any) -> tuple[NDArray[Any], int]:
 
 
 def _wav(source: Any) -> tuple[NDArray[Any], int] | None:
-    """Return the samples and the rate of a WAV file of integers; None for other files."""
+    """Return the samples and the sampling rate of a WAV file of integers, or None for any other file."""
     import numpy as np
 
     try:

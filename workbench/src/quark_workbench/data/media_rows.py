@@ -1,4 +1,4 @@
-"""Images and sounds in samples: rows with columns of them, and chats whose messages have them."""
+"""Samples with images or sounds: rows with a column of images or sounds, and chats with images or sounds."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class MediaRow:
     an image of Pillow.
 
     Attributes:
-        text: The caption, the question, or the words that are spoken; empty without a text.
+        text: The caption, the question, or the words that are spoken. It is empty if the row has no text.
         images: The images.
         sounds: The sounds.
-        language: Code of the spoken language, such as ``de``; None if the row does not say it.
+        language: Code of the spoken language, such as ``de``; None if the row names no language.
     """
 
     text: str = ""
@@ -48,13 +48,13 @@ def media_row(row: Mapping[str, Any], column: str | None, where: str) -> MediaRo
     """Return a row of a table as a `MediaRow`.
 
     Args:
-        row: The row; its images are in the column ``image`` or ``images``, its sounds in ``audio`` or
+        row: The row. Images are in the column ``image`` or ``images``, and sounds in the column ``audio`` or
             ``audios``.
-        column: Column of the text; None for ``text``.
+        column: Name of the column with the text; None for ``text``.
         where: Position of the row, for messages.
 
     Raises:
-        CalibrationError: There is no such column, or a column holds something else.
+        CalibrationError: There is no column ``column``, or a column has values of a wrong type.
     """
     if column is not None and column not in row:
         raise CalibrationError(f"{where} has no column '{column}': it has {', '.join(map(str, row))}; name one with the option column=NAME")
@@ -67,10 +67,13 @@ def media_row(row: Mapping[str, Any], column: str | None, where: str) -> MediaRo
 
 
 def chat_with_media(chat: Sequence[Mapping[str, Any]], row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return a chat whose parts without a medium have the media of the row, in order.
+    """Return a chat with the images and sounds of its row filled in.
+
+    A part of a message with the type ``image`` or ``audio`` may name no file. Such parts get the images and
+    sounds of the row's columns, in order.
 
     Raises:
-        CalibrationError: There are not as many media as such parts.
+        CalibrationError: The number of such parts differs from the number of images or sounds in the row.
     """
     waiting = {kind: list(_of_columns(row, kind, where)) for kind in KINDS}
 
@@ -93,9 +96,9 @@ def has_media(sample: Any) -> bool:
 
 
 def media_of(sample: Any, kind: str) -> list[Any]:
-    """Return the images or sounds of a sample in order; None stands for one that is missing.
+    """Return the images of a sample (``kind="image"``) or its sounds (``kind="audio"``), in order.
 
-    ``kind`` is ``"image"`` or ``"audio"``.
+    If a part of a chat names no image or sound, its entry in the list is None.
     """
     if isinstance(sample, MediaRow):
         return list(sample.images if kind == "image" else sample.sounds)
@@ -103,12 +106,12 @@ def media_of(sample: Any, kind: str) -> list[Any]:
 
 
 def with_files_below(sample: Any, folder: Path, where: str) -> Any:
-    """Return a sample whose paths are those of files below a directory.
+    """Return a sample whose paths of images and sounds are replaced by paths of files below a directory.
 
     Args:
         sample: A sample with relative or absolute paths.
-        folder: The directory. A path that leads out of it is refused, also by a link: a file of samples from
-            elsewhere must not choose what is read.
+        folder: The directory. A path that leads out of the directory is refused, also if it does so through a
+            link. Otherwise, a data file from another person could make quark read any file.
         where: Position of the sample, for messages.
 
     Raises:
@@ -131,7 +134,7 @@ def with_files_below(sample: Any, folder: Path, where: str) -> Any:
 
 
 def _file(name: str, base: Path, kind: str, where: str) -> Path:
-    """Return the path of a file below a directory."""
+    """Return the path of the file ``name``, which must be below the directory ``base``."""
     if "://" in name and not name.startswith("file://"):
         raise CalibrationError(f"{where} names the address '{name[:80]}', and quark downloads no {kind}: give the path of a file")
     try:
@@ -150,7 +153,7 @@ def _file(name: str, base: Path, kind: str, where: str) -> Path:
 
 
 def _of_columns(row: Mapping[str, Any], kind: str, where: str) -> Iterator[Any]:
-    """Yield the media of a row of one kind."""
+    """Yield the images or the sounds of a row. ``kind`` says which of the two."""
     for name, own in _COLUMNS.items():
         value = row.get(name)
         if own != kind or value is None:
@@ -162,7 +165,7 @@ def _of_columns(row: Mapping[str, Any], kind: str, where: str) -> Iterator[Any]:
 
 
 def _parts(sample: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the parts of the messages of a chat that have a type."""
+    """Yield those parts of a chat's messages that have a type."""
     for message in () if isinstance(sample, str | MediaRow) else sample:
         content = message["content"]
         if isinstance(content, list | tuple):
@@ -170,12 +173,16 @@ def _parts(sample: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _medium(part: Mapping[str, Any]) -> Any:
-    """Return the medium that a part of a message names; None if it names none."""
+    """Return the image or sound that a part of a message names, or None if the part names nothing."""
     return next((part[key] for key in ("path", part["type"], "url") if part.get(key) is not None), None)
 
 
 def _with_media(chat: Sequence[Mapping[str, Any]], medium_of: Callable[[str, Any], Any], where: str) -> list[dict[str, Any]]:
-    """Return a chat with other media; contents that are texts become lists of one part."""
+    """Return a copy of a chat in which ``medium_of`` supplies each image and sound.
+
+    ``medium_of`` gets the kind of a part, and the image or sound that the part names or None. If the content
+    of a message is a text, the content becomes a list with one part.
+    """
     messages = []
     for message in chat:
         content = message["content"]

@@ -1,4 +1,4 @@
-"""Samples with images or sounds as arguments of a model, by the processor of its checkpoint."""
+"""The processor of a checkpoint, which turns samples with images or sounds into arguments of the model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def load_processor(path: Path, *, trust_remote_code: bool = False) -> SampleProc
 
     Raises:
         CalibrationError: The checkpoint has no processor for images or sounds.
-        CheckpointError: A file of the processor is damaged, or is a link out of the checkpoint.
+        CheckpointError: A file of the processor is damaged, or is a link to a file outside the checkpoint.
         UnsupportedError: The processor needs code from the checkpoint, and that code is not allowed to run.
         EnvironmentConflictError: The processor needs a library that cannot be imported, such as torchvision
             for videos.
@@ -89,8 +89,8 @@ class SampleProcessor:
         processor: The processor of transformers.
         tokenizer: The tokenizer; None if the model reads no text.
         model_class: The class of the model.
-        config: Its transformers config.
-        is_multilingual: Whether a speech model takes the language of a text.
+        config: The transformers config of the model.
+        is_multilingual: Whether a speech model can be told the language of a text.
         dtype: Dtype of floating-point arguments.
     """
 
@@ -103,33 +103,33 @@ class SampleProcessor:
 
     @property
     def placeholders(self) -> list[int]:
-        """Ids of the tokens in the place of images and sounds."""
+        """The ids of the tokens that stand in a text where an image or a sound belongs."""
         named = (getattr(self.config, name, None) for name in _PLACEHOLDERS)
         return sorted({one for one in named if isinstance(one, int)})
 
     @property
     def is_speech_to_text(self) -> bool:
-        """Whether the model transcribes speech: an encoder of sounds and a decoder of text."""
+        """Whether the model, like Whisper, encodes a sound and decodes a text."""
         is_decoding = bool(getattr(self.config, "is_encoder_decoder", False)) and "decoder_input_ids" in self._names()
         return is_decoding and getattr(self.model_class, "main_input_name", "") in _SOUNDS
 
     @property
     def is_ctc(self) -> bool:
-        """Whether the model gives a letter, or none, for each frame of speech (CTC), as Wav2Vec2 does."""
+        """Whether the model predicts a letter or a blank for each frame of speech (CTC), as Wav2Vec2 does."""
         from transformers import AutoModelForCTC
 
         return self.tokenizer is not None and self.model_class in model_classes(AutoModelForCTC, self.config)
 
     def batches(self, samples: Iterable[Sample], count: int, seed: int | None = None) -> list[dict[str, Tensor]]:
-        """Return the arguments of the model for each sample, which stays whole and is a batch of its own.
+        """Return the arguments of the model for each sample. Each sample is a batch and is not cut.
 
         Args:
             samples: Samples, some of them with images or sounds.
             count: The largest number of samples.
-            seed: Shuffles the samples; None keeps their order.
+            seed: Seed with which the samples are shuffled; None keeps their order.
 
         Raises:
-            QuarkError: As `arguments`; or there is no sample.
+            QuarkError: There is no sample, or `arguments` raises this error.
         """
         if seed is not None:
             samples = list(samples)
@@ -140,14 +140,14 @@ class SampleProcessor:
         return batches
 
     def arguments(self, sample: Sample, name: str = "the sample") -> dict[str, Tensor]:
-        """Return the arguments of a forward on one sample.
+        """Return the arguments of the model's forward pass on one sample.
 
         Args:
             sample: A text, a chat or a row.
             name: Name of the sample, for messages.
 
         Raises:
-            CalibrationError: The model does not take such a sample, or a file of it cannot be read.
+            CalibrationError: The model does not take such a sample, or an image or a sound cannot be read.
             MissingPluginError: A package that reads images or sounds is not installed.
         """
         images = [loaded_image(medium) for medium in self._media(sample, "image", name)]
@@ -169,7 +169,7 @@ class SampleProcessor:
         return {key: value.to(self.dtype) if value.is_floating_point() else value for key, value in taken.items()}
 
     def sounds(self, sample: Sample, name: str = "the sample") -> list[Any]:
-        """Return the sounds of a sample, ``[N]`` each; raises as `arguments`."""
+        """Return the sounds of a sample, each as an array ``[N]``. The errors are as in `arguments`."""
         extractor = self._part("feature_extractor", "audio_processor")
         media = self._media(sample, "audio", name)
         if media and extractor is None:
@@ -180,10 +180,10 @@ class SampleProcessor:
         return [loaded_sound(medium, extractor.sampling_rate, seconds) for medium in media]
 
     def prompt(self, language: str | None) -> list[int]:
-        """Return the tokens with which the decoder of a speech model begins.
+        """Return the tokens with which the decoder of a speech model begins its output.
 
         Raises:
-            CalibrationError: The tokenizer has no such language.
+            CalibrationError: The tokenizer has no token for ``language``.
         """
         vocabulary = self.tokenizer.get_vocab()
         if language is not None and self.is_multilingual and f"<|{language}|>" not in vocabulary:
@@ -197,7 +197,10 @@ class SampleProcessor:
         ]
 
     def _speech(self, sample: Sample, sound: Any, name: str) -> Mapping[str, Any]:
-        """Return the features of a sound, and the tokens of the spoken words after the prompt."""
+        """Return the arguments of a speech model: the features of the sound, and the ids for the decoder.
+
+        The ids are those of the prompt and the spoken words.
+        """
         if not isinstance(sample, MediaRow) or not sample.text.strip():
             raise CalibrationError(f"{name} does not say what is spoken: give rows with the columns 'audio' and 'text'")
         extractor = self._part("feature_extractor", "audio_processor")
@@ -223,9 +226,9 @@ class SampleProcessor:
         return inputs
 
     def _text(self, sample: Sample, images: int, sounds: int, name: str) -> str:
-        """Return the text of a sample, with the marks of its images and sounds.
+        """Return the text of a sample, with a placeholder for each image and sound.
 
-        The chat template writes the marks, if there is one.
+        If there is a chat template, the template writes the placeholders.
         """
         if isinstance(sample, str):
             return sample
@@ -251,10 +254,10 @@ class SampleProcessor:
         return getattr(self.processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
 
     def _media(self, sample: Sample, kind: str, name: str) -> list[Any]:
-        """Return the media of a sample that the model takes.
+        """Return the images (``kind="image"``) or the sounds (``kind="audio"``) of a sample.
 
         Raises:
-            CalibrationError: It takes none of that kind, or one is missing.
+            CalibrationError: The model takes no images, or a part of a message names no file.
         """
         media = media_of(sample, kind)
         if None in media:
@@ -264,7 +267,10 @@ class SampleProcessor:
         return media
 
     def _part(self, *names: str) -> Any:
-        """Return the part of the processor that reads images or sounds; it may be the processor itself."""
+        """Return the first part of the processor with one of these names, or None if it has no such part.
+
+        If the processor itself is an image processor or a feature extractor, it is its own part.
+        """
         from transformers import FeatureExtractionMixin, ImageProcessingMixin
 
         for name in names:
@@ -275,12 +281,12 @@ class SampleProcessor:
         return None
 
     def _names(self) -> set[str]:
-        """Return the names of the arguments of the model's forward."""
+        """Return the names of the arguments of the model's ``forward`` method."""
         forward: Any = getattr(self.model_class, "forward")  # noqa: B009 - for a class without one, it says so
         return {name for name, one in inspect.signature(forward).parameters.items() if one.kind is not one.VAR_KEYWORD}
 
 
 def _parts_of(content: Any) -> Iterator[Any]:
-    """Yield the content of a message as parts, which templates read, without images and sounds."""
+    """Yield the parts of a message's content for a chat template. Images and sounds are left out."""
     for part in [{"type": "text", "text": content}] if isinstance(content, str) else content or ():
         yield {key: value for key, value in part.items() if key in ("type", "text")} if isinstance(part, Mapping) else part

@@ -1,6 +1,7 @@
-"""Samples.
+"""Samples for calibration and evaluation.
 
-Each sample is a text, a chat, or a row with images or sounds. The chat template turns a chat into text.
+A sample is a text, a chat, or a row with images or sounds. The tokenizer's chat template turns a chat into
+text.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ COLUMNS = ("text", "messages")
 
 
 def sample_of(value: Any, where: str) -> Sample:
-    """Return ``value``, which a data source has yielded, as a sample.
+    """Check that a value from a data source is a sample, and return the sample.
 
     Args:
-        value: Anything.
-        where: The source, for messages.
+        value: Any value that a data source has yielded.
+        where: Name of the source or position in it, for messages.
 
     Raises:
-        CalibrationError: The value is neither a text nor a chat.
+        CalibrationError: The value is neither a text, nor a chat, nor a row with images or sounds.
 
     >>> sample_of([{"role": "user", "content": "Hello."}], "the source 'tickets'")
     [{'role': 'user', 'content': 'Hello.'}]
@@ -50,13 +51,13 @@ def sample_of(value: Any, where: str) -> Sample:
 
 
 def is_chat(value: Any) -> bool:
-    """Return whether a value is a list of at least one message."""
+    """Return whether a value is a chat, which is a list of at least one message."""
     messages = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
     return len(messages) > 0 and all(isinstance(m, Mapping) and "role" in m and "content" in m for m in messages)
 
 
 def is_unicode(sample: Sample) -> bool:
-    """Return whether a sample can be encoded as UTF-8. A half of a surrogate pair cannot be encoded.
+    """Return whether a sample can be encoded as UTF-8. Text with half of a surrogate pair cannot be encoded.
 
     >>> is_unicode("\\ud83d")
     False
@@ -70,17 +71,16 @@ def is_unicode(sample: Sample) -> bool:
 
 
 def value_of(row: Any, column: str | None, where: str) -> Any:
-    """Return the value in a row that holds the sample.
-
-    The value is in the named column, or else in the first of `COLUMNS` that the row has.
+    """Return the value of a row that is the text or the chat.
 
     Args:
-        row: A row of a table by column; a text or a chat is its own value.
-        column: Name of a column; None for one of `COLUMNS`.
+        row: A dictionary from name of column to value. If ``row`` is itself a text or a chat, and no column
+            is named, ``row`` is returned.
+        column: Name of the column; None for the first of `COLUMNS` that the row has.
         where: Position of the row, for messages.
 
     Raises:
-        CalibrationError: There is no such column.
+        CalibrationError: The row has no such column.
     """
     if column is None and (isinstance(row, str) or is_chat(row)):
         return row
@@ -93,11 +93,10 @@ def value_of(row: Any, column: str | None, where: str) -> Any:
 
 
 def samples_of(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[Sample]:
-    """Yield the sample of each row, except empty texts.
+    """Yield the sample of each row. Empty texts are skipped.
 
-    ``rows`` are pairs of a position, for messages, and a row.
-
-    Other arguments and the errors are as in `value_of` and `sample_of`.
+    ``rows`` are pairs: the position of a row, for messages, and the row. The argument ``column`` is as in
+    `value_of`, and the errors are as in `value_of` and `sample_of`.
     """
     for where, row in rows:
         if is_media_row(row):
@@ -113,8 +112,8 @@ def rendered(tokenizer: Any, sample: Sample) -> str:
     """Return the text of a sample.
 
     Raises:
-        CalibrationError: The sample has images or sounds; or it is a chat, but the tokenizer has no chat
-            template, or its template refuses the chat.
+        CalibrationError: The sample has images or sounds. Or the sample is a chat, and the tokenizer has no
+            chat template or the template refuses the chat.
     """
     if isinstance(sample, MediaRow) or has_media(sample):
         raise CalibrationError(
@@ -133,5 +132,5 @@ def rendered(tokenizer: Any, sample: Sample) -> str:
 
 
 def text_of(tokenizer: Any, samples: Iterable[Sample]) -> str:
-    """Return all samples as one text, separated by empty lines; raises as `rendered`."""
+    """Return all samples as one text, with empty lines between samples. The errors are as in `rendered`."""
     return "\n\n".join(rendered(tokenizer, sample) for sample in samples)

@@ -1,4 +1,4 @@
-"""Token sequences for calibration. Samples are packed into sequences, or each sample is one sequence."""
+"""Token sequences for calibration, which are cut from all samples together or each from one sample."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ def token_sequences(
     batch_size: int = 1,
     seed: int | None = None,
 ) -> list[Any]:
-    """Return batches of token sequences, ready for `quark.runs.ModelQuantizer.quantize_model`.
+    """Return batches of token sequences, which are calibration data for `quark.runs.ModelQuantizer`.
 
     Args:
-        tokenizer: A transformers tokenizer; it adds BOS as usual.
-        samples: Texts or chats; read only as needed.
+        tokenizer: A transformers tokenizer. If it adds BOS to a text, the sequences have BOS too.
+        samples: Texts or chats. No more samples are read than are needed.
         count: The largest number of sequences.
-        length: Tokens of a sequence.
-        packing: Whether to join the tokens of all samples and cut them every ``length`` tokens; the last
-            sequence may be shorter. Otherwise a sequence is one sample, cut at ``length``.
-        batch_size: Sequences in a batch. Shorter sequences of a batch are padded at the end, with an
-            attention mask.
-        seed: None keeps the order of the samples. A number shuffles them, or draws windows from a single
-            sample.
+        length: Number of tokens in a sequence.
+        packing: Whether to join the tokens of all samples and cut them every ``length`` tokens. The last
+            sequence may then be shorter. Without packing, each sequence is one sample, and tokens after the
+            first ``length`` are dropped.
+        batch_size: Number of sequences in a batch. If the sequences of a batch differ in length, the shorter
+            ones are padded at the end, and the batch has an attention mask.
+        seed: Seed with which the samples are shuffled. With packing, a single sample is cut, and ``count`` of
+            its sequences are drawn. None keeps the order of the samples.
 
     Returns:
-        Tensors ``[batch, tokens]``, int64; a batch with padding is a dictionary with ``input_ids`` and
-        ``attention_mask``.
+        The batches. Each is an int64 tensor ``[batch, tokens]``, or a dictionary with ``input_ids`` and
+        ``attention_mask`` if it has padding.
 
     Raises:
-        CalibrationError: There is no tokenizer or no token, a number is below 1, or the tokenizer cannot
-            render a chat.
+        CalibrationError: ``tokenizer`` is None, the samples have no tokens, a number is below 1, or the
+            tokenizer cannot turn a chat into text.
     """
     if tokenizer is None:
         raise CalibrationError(
@@ -70,7 +71,7 @@ def token_sequences(
 
 
 def _packed(tokenizer: Any, samples: Iterable[Sample], count: int | None, length: int) -> Iterator[list[int]]:
-    """Yield up to ``count`` pieces of the joined tokens of all samples."""
+    """Join the tokens of all samples, and yield up to ``count`` sequences of ``length`` tokens from them."""
     waiting: list[int] = []
     left = None if count is None else count * length
     for sample in samples:
@@ -87,7 +88,7 @@ def _packed(tokenizer: Any, samples: Iterable[Sample], count: int | None, length
 
 
 def _apart(tokenizer: Any, samples: Iterable[Sample], count: int, length: int) -> Iterator[list[int]]:
-    """Yield the tokens of ``count`` samples, each cut at ``length``; samples without a token are skipped."""
+    """Yield the first ``length`` tokens of each of ``count`` samples. Samples without a token are skipped."""
     for sample in samples:
         if count == 0:
             break
@@ -97,7 +98,7 @@ def _apart(tokenizer: Any, samples: Iterable[Sample], count: int, length: int) -
 
 
 def _tokens(tokenizer: Any, sample: Sample, most: int | None) -> list[int]:
-    """Return the first tokens of a sample, at most ``most``."""
+    """Return the first ``most`` tokens of a sample, or all its tokens if ``most`` is None."""
     text = rendered(tokenizer, sample)
     text = text if most is None else text[: most * _CHARACTERS_PER_TOKEN]
     # A chat template writes its special tokens itself. verbose=False: no warning for a text longer than the
@@ -107,7 +108,7 @@ def _tokens(tokenizer: Any, sample: Sample, most: int | None) -> list[int]:
 
 
 def _batch(tokenizer: Any, rows: list[list[int]]) -> Tensor | dict[str, Tensor]:
-    """Return sequences as one batch."""
+    """Return one batch with these sequences. The batch is padded if the sequences differ in length."""
     import torch  # imported here: listings of data sources do without it
 
     longest = max(map(len, rows))

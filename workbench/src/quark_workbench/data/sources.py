@@ -1,4 +1,4 @@
-"""Sources of samples. A file's ending selects its source; other sources are selected by name."""
+"""Sources of samples. A source is selected by its name, or by the ending of the file that it reads."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _END: Any = object()
 def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> Iterator[Sample]:
     """Return the samples of a file, of a directory, or of a registered source.
 
-    The files of a directory must be of one kind; they are read in order of name.
+    The files of a directory must be of one kind. They are read in order of name.
 
     Args:
-        spec: A name of `quark.datasets`, or a path. Names win over paths; ``./name`` and a `pathlib.Path` are
-            always paths.
-        options: Options of the source. With the option ``path``, ``spec`` may name a source that reads files,
-            whatever the file's ending.
+        spec: A name of `quark.datasets`, or a path. A text that is both a name and a path is read as a name,
+            but ``./name`` and a `pathlib.Path` are always paths.
+        options: Options of the source. If ``spec`` names a source that reads files, the option ``path`` must
+            name the file, which may have any ending.
 
     Raises:
-        CalibrationError: There is no such source or path, or a directory has no readable files or files of
-            several kinds. While you read: there is no sample, or a value is not a sample.
+        CalibrationError: There is no such source or path, or the files of a directory are unreadable or of
+            several kinds. While you iterate: there is no sample, or a value is not a sample.
         ConfigError: The source has no such option, or the option has another type.
         AmbiguousNameError: Several sources read files with that ending.
         MissingPluginError: The source needs a package that is not installed.
@@ -61,9 +61,9 @@ def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> 
 
 
 def _read(name: str, files: list[Path], options: dict[str, Any]) -> Iterator[Sample]:
-    """Return the samples of a source, or of each file if it reads files.
+    """Return the samples of a source. If the source reads files, it reads each of ``files``.
 
-    Options are checked immediately.
+    The options are checked at the call, before the first sample is read.
     """
     given = checked(f"the source '{name}'", datasets().options(name), options)
     samples = datasets().load_samples(name)
@@ -72,7 +72,7 @@ def _read(name: str, files: list[Path], options: dict[str, Any]) -> Iterator[Sam
 
 
 def _samples(name: str, readers: Sequence[tuple[str, Callable[[], Iterable[object]]]]) -> Iterator[Sample]:
-    """Yield the samples of all readers of a source; each reader comes with the name of its file."""
+    """Yield the samples of all ``readers``, which are pairs of a name for messages and a function."""
     is_empty, broken = True, 0
     try:
         for where, reader in readers:
@@ -110,7 +110,7 @@ def _source_of(file: Path) -> str | None:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Return a single file, or the files of a directory that a source reads."""
+    """Return ``path`` if it is a file, or else the files of the directory ``path`` that a source can read."""
     if not path.exists():
         known = ", ".join(datasets().names())
         raise CalibrationError(f"'{path}' is not a file, a directory or a data source. The sources are: {known}")

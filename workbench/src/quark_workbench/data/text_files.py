@@ -1,4 +1,4 @@
-"""Text files, plain or compressed: only UTF-8, with or without a byte order mark."""
+"""Readers of UTF-8 text files, which may be compressed and may begin with a byte order mark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_LINE, _LONGEST_TEXT = 1 << 28, 1 << 32
 
 
 def without_compression(file: Path) -> Path:
-    """Return the name of a file without the ending of its compression.
+    """Return the path of a file without an ending for compression, such as ``.gz``.
 
     >>> without_compression(Path("c4.jsonl.gz")).name
     'c4.jsonl'
@@ -31,7 +31,7 @@ def without_compression(file: Path) -> Path:
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file. Raises as `opened_text`, or for a line that never ends."""
+    """Yield the lines of a file. A too long line is an error; other errors are as in `opened_text`."""
     with opened_text(path) as file:
         while line := file.readline(_LONGEST_LINE):
             if len(line) == _LONGEST_LINE:
@@ -40,7 +40,7 @@ def text_lines(path: Path) -> Iterator[str]:
 
 
 def whole_text(path: Path) -> str:
-    """Return the text of a file. Raises as `opened_text`, or if it is too long."""
+    """Return the text of a file. A too long text is an error; other errors are as in `opened_text`."""
     with opened_text(path) as file:
         content = file.read(_LONGEST_TEXT)
     if len(content) == _LONGEST_TEXT:
@@ -50,14 +50,14 @@ def whole_text(path: Path) -> str:
 
 @contextmanager
 def opened_text(path: Path) -> Iterator[io.TextIOWrapper]:
-    """Yield a text file, decompressed if its first bytes say that it is compressed.
+    """Yield an open text file. If the first bytes mark a compressed file, it is decompressed.
 
-    A byte order mark is skipped. Halves of surrogate pairs pass, since `quark_workbench.data.sources` leaves
-    out samples with them.
+    A byte order mark is skipped. Half of a surrogate pair is no error here, since
+    `quark_workbench.data.sources` leaves out samples with such text.
 
     Raises:
-        CalibrationError: The path is a pipe, a device or no file; or the file is damaged or is not UTF-8
-            text.
+        CalibrationError: There is no such file, the path is a pipe or a device, the file is damaged, or it
+            is not UTF-8 text.
         MissingPluginError: The package that decompresses the file is not installed.
     """
     if not path.is_file():
@@ -81,7 +81,7 @@ def opened_text(path: Path) -> Iterator[io.TextIOWrapper]:
 
 
 def _decompressed(path: Path, compression: str | None) -> Any:
-    """Return an open binary file that decompresses when read."""
+    """Return an open binary file. Its data are decompressed while the file is read."""
     if compression is None:
         return path.open("rb")
     if compression == ".zst":
@@ -90,7 +90,7 @@ def _decompressed(path: Path, compression: str | None) -> Any:
 
 
 class _Checked(io.RawIOBase):
-    """The bytes of a file, checked for zero bytes while they are read."""
+    """A stream of a file's bytes that raises an error if it reads a zero byte."""
 
     def __init__(self, raw: Any, path: Path) -> None:
         self._raw, self._path = raw, path

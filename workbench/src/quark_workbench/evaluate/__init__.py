@@ -1,4 +1,4 @@
-"""Evaluation over windows of tokens: perplexity by a protocol, and KL divergence from a reference."""
+"""Evaluation over windows of tokens: perplexity under a protocol, and KL divergence from a reference."""
 
 from quark_workbench.evaluate.comparison import Comparison, compare
 from quark_workbench.evaluate.perplexity import Likelihood, likelihood, perplexity

@@ -1,12 +1,11 @@
 """Evaluation of checkpoints larger than memory.
 
-Each block processes all windows before the next block is read.
-
-The weights of a block are released before the next is read.
+Each decoder block processes all windows. The weights of the block are then released, and the next block is
+read.
 
 Memory holds the weights outside the blocks, one block, and the hidden states of all windows. A comparison
-runs one model after the other. The results are bit for bit those of `quark_workbench.evaluate.likelihood` and
-`quark_workbench.evaluate.compare`.
+runs one model after the other. The results equal those of `quark_workbench.evaluate.likelihood` and
+`quark_workbench.evaluate.compare` bit for bit.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ class _WindowCall(Call):
 
 
 def likelihood_by_block(checkpoint: Path, batches: Iterable[Windows], metrics: Sequence[str] = (), **where: Any) -> Likelihood:
-    """Return the `Likelihood` of a checkpoint, with one block of it in memory at a time.
+    """Return the `Likelihood` of a text under a checkpoint's model. One block at a time is in memory.
 
     Args:
         checkpoint: Directory of a checkpoint, float or quantized.
         batches: Windows of tokens.
-        metrics: Names of `quark.metrics`.
+        metrics: Names of further metrics to measure, from `quark.metrics`.
         where: ``device``, ``dtype``, ``trust_remote_code`` and ``packed``, as in
         `quark.models.hf.loading.load_model`. For a quantized checkpoint, leave ``dtype`` at ``"auto"``.
 
@@ -78,17 +77,17 @@ def likelihood_by_block(checkpoint: Path, batches: Iterable[Windows], metrics: S
 def compare_by_block(
     checkpoint: Path, reference: Path, batches: Iterable[Windows], metrics: Sequence[str] = (), **where: Any
 ) -> Comparison:
-    """Return the `Comparison` of two checkpoints, with one block of each in memory at a time.
+    """Return the `Comparison` of two checkpoints. One block of a checkpoint at a time is in memory.
 
-    Arguments and errors are as in `likelihood_by_block`; ``reference`` is the directory of the checkpoint to
-    compare with.
+    ``reference`` is the directory of the checkpoint to compare with. Other arguments and the errors are as in
+    `likelihood_by_block`.
     """
     return comparison_of(_predictions([checkpoint, reference], batches, metrics, **where))
 
 
 @conducts_forwards
 def _predictions(checkpoints: Sequence[Path], batches: Iterable[Windows], metrics: Sequence[str], **where: Any) -> Predictions:
-    """Return the `Predictions` of a checkpoint, and of a reference if there are two ``checkpoints``."""
+    """Return the `Predictions` of the first checkpoint, with the second as reference if there are two."""
     predictions = Predictions(TokenMetrics.of(metrics, has_reference=len(checkpoints) > 1))
     windows = list(batches)
     with ExitStack() as stack:
@@ -101,7 +100,10 @@ def _predictions(checkpoints: Sequence[Path], batches: Iterable[Windows], metric
 
 @contextmanager
 def _before_the_head(path: Path, windows: Sequence[Windows], events: RunEvents, **where: Any) -> Iterator[Callable[[int], NextTokens]]:
-    """Run all windows through the blocks, and yield a function that returns the predictions of a window."""
+    """Run all windows through the blocks. Yield a function that runs the head for one batch of windows.
+
+    The function takes the number of the batch and returns its predictions.
+    """
     events.phase("plan")
     model, blocks, source = _opened(path, **where)
     if not gives_next_tokens(model):
@@ -130,7 +132,10 @@ def _before_the_head(path: Path, windows: Sequence[Windows], events: RunEvents, 
 def _opened(
     path: Path, device: str = "cpu", dtype: str = "auto", trust_remote_code: bool = False, packed: bool = False
 ) -> tuple[nn.Module, Sequence[Block], BlockSource]:
-    """Return the model of a checkpoint, its blocks and their source. Only headers of files are read."""
+    """Return the model of a checkpoint, its decoder blocks, and an object that reads the weights of a block.
+
+    Only the headers of files are read.
+    """
     target = torch_device(device)
     config = model_config(path, trust_remote_code=trust_remote_code)
     if getattr(config, "quantization_config", None) is not None:

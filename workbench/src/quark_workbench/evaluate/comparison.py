@@ -1,4 +1,4 @@
-"""Comparison of a model with its reference over the same tokens: divergence and perplexities."""
+"""Comparison of a model with its reference over the same tokens: KL divergence and both perplexities."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ __all__ = ["Comparison", "compare", "comparison_of"]
 class Comparison:
     """Metrics of a model and its reference over the same tokens.
 
-    KL is KL(reference ‖ model) of one prediction, in nats. It is 0 if both models predict the same.
+    KL means KL(reference ‖ model) of one predicted token, in nats. It is 0 if both models predict the same
+    probabilities.
 
-    An attribute that ends in ``_error`` is the standard error of the attribute before it, if windows are
-    independent. It is None for a single window. Source: the statistics that
+    An attribute whose name ends in ``_error`` is the standard error of the attribute before it. It assumes
+    that windows are independent, and is None for a single window. The statistics are those that
     ``llama-perplexity --kl-divergence`` prints.
 
     Attributes:
-        mean_kl: Mean over tokens.
-        median_kl: Median over tokens.
-        p90_kl: 90th percentile over tokens.
-        p99_kl: 99th percentile over tokens.
-        p999_kl: 99.9th percentile over tokens.
+        mean_kl: Mean KL over tokens.
+        median_kl: Median KL over tokens.
+        p90_kl: 90th percentile of KL over tokens.
+        p99_kl: 99th percentile of KL over tokens.
+        p999_kl: 99.9th percentile of KL over tokens.
         max_kl: Largest KL of a token.
         top1_agreement: Share of tokens for which both models predict the same most likely next token, 0 to 1.
-        probability_shift: Mean over tokens of the right token's probability in the model minus that in the
-            reference, −1 to 1.
-        probability_shift_rms: Root of the mean square of that difference.
+        probability_shift: Mean over tokens of a difference: the probability of the right token in the model
+            minus its probability in the reference. It is between −1 and 1.
+        probability_shift_rms: Root mean square of the same difference.
         perplexity: Perplexity of the model.
         reference_perplexity: Perplexity of the reference.
         perplexity_ratio: ``perplexity`` ÷ ``reference_perplexity``. Its standard error comes from paired
             differences, so it is far smaller than the standard errors of the perplexities.
         tokens: The number of compared predictions.
-        metrics: Means of registered metrics, by name.
+        metrics: Dictionary from the name of a registered metric to its mean.
     """
 
     mean_kl: float
@@ -73,7 +74,7 @@ def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tens
         model: As for `quark_workbench.evaluate.perplexity`.
         reference: A model with the same vocabulary; it may be on another device.
         token_batches: As for `quark_workbench.evaluate.perplexity`.
-        metrics: Names of `quark.metrics` to measure too.
+        metrics: Names of further metrics to measure, from `quark.metrics`.
 
     Raises:
         ConfigError: There is no batch, a batch has a wrong shape, or the vocabularies differ.

@@ -1,4 +1,4 @@
-"""Next-token logits of a model, batch by batch, at the positions that predict a token of the batch."""
+"""The next-token logits of a model, for each batch of windows, at the positions before the scored tokens."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CHUNK_ELEMENTS = 1 << 24  # logits processed at a time: 64 MiB in float32, what
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Set models to evaluation mode, without gradients, in the body of the ``with`` statement.
+    """Set models to evaluation mode and turn gradients off, for the body of the ``with`` statement.
 
-    Afterwards, each module returns to its earlier mode.
+    Afterwards, each module has its earlier mode again.
     """
     training = [module for model in models for module in model.modules() if module.training]
     try:
@@ -36,9 +36,9 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def windows_of(batches: Iterable[Tensor | Windows]) -> Iterator[Windows]:
-    """Yield the batches as windows.
+    """Yield each batch as a `Windows` object. A tensor of tokens is converted.
 
-    In a plain token tensor, all tokens except the first of each row are scored.
+    Each row of such a tensor becomes a window in which all tokens but the first are scored.
 
     Raises:
         ConfigError: A batch is not an integer matrix ``[sequences, tokens]`` with at least two tokens per
@@ -56,7 +56,11 @@ def _checked(batch: Tensor) -> Tensor:
 
 
 class NextTokens(NamedTuple):
-    """The logits ``[N, V]`` that predict scored tokens, these tokens ``[N]``, and their windows ``[N]``."""
+    """Logits that predict N scored tokens.
+
+    The fields are the logits ``[N, V]``, the right tokens ``[N]``, and the number of each token's window
+    ``[N]``.
+    """
 
     logits: Tensor
     targets: Tensor
@@ -64,9 +68,9 @@ class NextTokens(NamedTuple):
 
 
 def next_token_logits(model: nn.Module, windows: Windows) -> NextTokens:
-    """Return the `NextTokens` of windows. `Windows.logits` runs the model.
+    """Run a model on windows, and return the logits of the scored tokens as `NextTokens`.
 
-    The result's logits keep the model's dtype and device; tokens and windows are on the CPU.
+    The logits are in the dtype and on the device of the model's output. The other two tensors are on the CPU.
     """
     logits, scored = windows.logits(model), windows.scored
     index = torch.arange(len(windows))[:, None].expand(scored.shape)
@@ -74,7 +78,10 @@ def next_token_logits(model: nn.Module, windows: Windows) -> NextTokens:
 
 
 def in_chunks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield chunks of the tensors along axis 0, of at most `_CHUNK_ELEMENTS` elements of the first."""
+    """Split all tensors along axis 0 at the same positions, and yield a tuple of their pieces for each chunk.
+
+    A piece of the first tensor has at most `_CHUNK_ELEMENTS` elements, or one row.
+    """
     size = max(1, _CHUNK_ELEMENTS // max(1, rows[0][0].numel()))
     yield from zip(*(r.split(size) for r in rows), strict=True)
 
@@ -82,8 +89,10 @@ def in_chunks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def log_probabilities(logits: Tensor, whose: str) -> Tensor:
     """Return the log-softmax over the last axis, in float32 or a wider dtype.
 
+    ``whose`` names the model in the message.
+
     Raises:
-        NonFiniteError: A logit is NaN or +Inf; −Inf excludes a token and is allowed.
+        NonFiniteError: A logit is NaN or +Inf. A logit of −Inf is allowed, because it excludes a token.
     """
     total = float(logits.sum(dtype=torch.float64))
     if math.isnan(total) or total == math.inf:

@@ -1,8 +1,8 @@
-"""Metrics: one number for each predicted token, and their means with standard errors.
+"""Metrics that compute a number for each predicted token, and means of such numbers with standard errors.
 
-A metric takes log-probabilities ``log_q`` of the model, ``[N, V]``; the right tokens, ``[N]``; and
-log-probabilities ``log_p`` of the reference, ``[N, V]``, or None. It changes no argument, and each value
-depends on one token only.
+A metric is a function of three arguments: the log-probabilities ``log_q`` of the model, ``[N, V]``; the right
+tokens ``targets``, ``[N]``; and the log-probabilities ``log_p`` of the reference, ``[N, V]``, which may be
+None. A metric changes no argument. Each value depends only on the row of its token.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ __all__ = ["Mean", "TokenMetrics", "accuracy", "entropy", "mean_over", "percenti
 
 
 def accuracy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
-    """Return ``[N]``: 1 for each right token that the model predicts as the most likely one, else 0."""
+    """Return N values ``[N]``: 1 if the model's most likely token is the right token, or else 0."""
     return (log_q.argmax(-1) == targets).double()
 
 
 def entropy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
     """Return the entropy ``[N]`` of each prediction of the model, in nats.
 
-    It is 0 for a certain prediction.
+    The entropy is 0 if one token has the probability 1.
     """
     q = log_q.exp()
     return -torch.where(q > 0, q * log_q, 0.0).sum(-1, dtype=torch.float64)
 
 
 def total_variation(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
-    """Return the total variation distance ½ Σ |q − p| of each token, as ``[N]`` values from 0 to 1."""
+    """Return the total variation distance ½ Σ |q − p| of each prediction: N values ``[N]`` from 0 to 1."""
     assert log_p is not None
     return (log_q.exp() - log_p.exp()).abs().sum(-1, dtype=torch.float64) / 2
 
 
 @attrs.define(eq=False)
 class TokenMetrics:
-    """The values of registered metrics so far.
+    """Collects the values of registered metrics during an evaluation.
 
     Attributes:
         names: Names of the metrics.
-        columns: Values of each metric, chunk by chunk; rows are tokens.
+        columns: Dictionary from name of metric to a list of tensors. Each tensor has the values for one chunk
+            of tokens.
     """
 
     names: tuple[str, ...] = ()
@@ -70,7 +71,7 @@ class TokenMetrics:
         return cls(tuple(dict.fromkeys(names)))
 
     def add(self, log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> None:
-        """Add the tokens of one chunk: log-probabilities ``[N, V]`` of model and reference, targets ``[N]``.
+        """Compute all metrics for one chunk of N tokens, and add the values. The arguments are as in metrics.
 
         Raises:
             PluginError: A metric raised an error, or did not return a finite number for each token.
@@ -84,9 +85,9 @@ class TokenMetrics:
             self.columns[name].append(values.double().cpu())
 
     def means(self, window: Tensor) -> dict[str, Mean]:
-        """Return the mean of each metric with its standard error.
+        """Return a dictionary from name of metric to the mean of its values.
 
-        ``window [N]`` is the number of each token's window.
+        ``window [N]`` has the number of each token's window.
         """
         return {name: mean_over(torch.cat(values), window) for name, values in self.columns.items()}
 
@@ -97,14 +98,17 @@ class Mean:
 
     Attributes:
         value: The mean over predictions.
-        error: Its standard error; None if there is only one window.
+        error: The standard error of the mean; None if there is only one window.
     """
 
     value: float
     error: float | None
 
     def exp(self) -> Mean:
-        """Return the exponential of the mean, with its error to first order; infinity if it overflows."""
+        """Return the exponential of the mean. Its standard error is a first-order approximation.
+
+        If the exponential overflows, the value is infinity and the error is None.
+        """
         try:
             value = math.exp(self.value)
         except OverflowError:
@@ -113,14 +117,15 @@ class Mean:
 
 
 def mean_over(values: Tensor, window: Tensor) -> Mean:
-    """Return the mean and its standard error, for values that depend on each other only within a window.
+    """Return the mean of values, with a standard error that assumes only that windows are independent.
 
-    Tokens of one window are correlated, so an error that assumes independent tokens is too small. Source:
-    cluster-robust standard errors, Liang and Zeger 1986, with the correction W / (W − 1) for W windows.
+    Tokens of one window are correlated, so an error that assumes independent tokens would be too small.
+    Source: cluster-robust standard errors, Liang and Zeger 1986, with the correction W / (W − 1) for W
+    windows.
 
     Args:
-        values: ``[N]``, float64.
-        window: ``[N]``, int64: the window of each value.
+        values: The values, ``[N]``, float64.
+        window: The number of each value's window, ``[N]``, int64.
     """
     mean = values.mean()
     _, index = window.unique(return_inverse=True)
@@ -132,8 +137,8 @@ def mean_over(values: Tensor, window: Tensor) -> Mean:
 
 
 def percentile(values: Tensor, percent: float) -> float:
-    """Return the smallest value that at least ``percent`` % of the values do not exceed.
+    """Return the smallest of the values such that at least ``percent`` % of the values are not larger.
 
-    `torch.quantile` limits the number of values.
+    `torch.quantile` is not used, because it accepts only a limited number of values.
     """
     return float(values.kthvalue(max(1, math.ceil(values.numel() * percent / 100 - 1e-9))).values)

@@ -23,14 +23,14 @@ _IDS = "input_ids"
 
 @attrs.frozen
 class OutputSimilarity:
-    """Similarity of one output of a model to the reference's output.
+    """The similarity of one output of a model to the same output of the reference.
 
     Attributes:
-        cosine: Mean cosine between the vectors of both models, such as the hidden state of each token; at
-            most 1.
-        lowest_cosine: The smallest cosine.
-        relative_error: Norm of the difference of all values ÷ norm of the reference's values.
-        vectors: Number of vectors.
+        cosine: Mean cosine between corresponding vectors of both models, such as the hidden states of a
+            token. It is at most 1.
+        lowest_cosine: The smallest of these cosines.
+        relative_error: Norm of the difference between both outputs ÷ norm of the reference's output.
+        vectors: Number of compared vectors.
     """
 
     cosine: float
@@ -48,10 +48,13 @@ def gives_next_tokens(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def compare_outputs(model: nn.Module, reference: nn.Module, batches: Iterable[Windows]) -> dict[str, OutputSimilarity]:
-    """Return a dictionary from name of output to its similarity to the reference's output.
+    """Compare the outputs of a model with those of a reference.
+
+    Return a dictionary from the name of an output to its similarity.
 
     Args:
-        model: A model that takes token ids; the decoder of an encoder-decoder model gets the same ids.
+        model: A model that takes token ids. In an encoder-decoder model, the decoder gets the same ids as the
+            encoder.
         reference: A model of the same class.
         batches: Windows of tokens.
 

@@ -17,14 +17,14 @@ __all__ = ["Likelihood", "likelihood", "likelihood_of", "perplexity", "perplexit
 
 @attrs.frozen
 class Likelihood:
-    """The likelihood of a text by a model.
+    """The likelihood of a text under a model.
 
     Attributes:
-        perplexity: Perplexity per token, or per word if the windows have the number of words, with its
-            standard error.
+        perplexity: Perplexity with its standard error. It is per word if the windows have the number of
+            words, or else per token.
         bits_per_token: Mean negative log-likelihood of a token, in bits.
         tokens: The number of scored tokens.
-        metrics: Means of registered metrics, by name.
+        metrics: Dictionary from the name of a registered metric to its mean.
     """
 
     perplexity: Mean
@@ -34,13 +34,13 @@ class Likelihood:
 
 
 def perplexity(model: nn.Module, token_batches: Iterable[Tensor | Windows]) -> float:
-    """Return ``exp`` of the mean negative log-likelihood, in nats, of every scored token.
+    """Return the perplexity: ``exp`` of the mean negative log-likelihood of the scored tokens, in nats.
 
     Args:
         model: A model that returns logits ``[B, T, V]`` or an object with ``logits``. Its train/eval modes
             are restored afterwards.
-        token_batches: Windows, or integer tensors ``[B, T]``: every token but the first of each sequence is
-            scored. Sequences are independent.
+        token_batches: `Windows` objects, or integer tensors ``[B, T]``. In each row of such a tensor, every
+            token but the first is scored. Rows are independent sequences.
 
     Raises:
         ConfigError: There is no batch, or a batch has a wrong shape.
@@ -50,15 +50,16 @@ def perplexity(model: nn.Module, token_batches: Iterable[Tensor | Windows]) -> f
 
 
 def likelihood(model: nn.Module, token_batches: Iterable[Tensor | Windows], metrics: Sequence[str] = ()) -> Likelihood:
-    """Return the perplexity of a model with its standard error, and the means of metrics of `quark.metrics`.
+    """Return the perplexity of a model with its standard error, and the means of further metrics.
 
-    Other arguments and errors are as in `perplexity`; an unknown metric raises UnknownNameError.
+    ``metrics`` are names from `quark.metrics`; an unknown name raises UnknownNameError. Other arguments and
+    errors are as in `perplexity`.
     """
     return likelihood_of(predictions_of([model], token_batches, metrics))
 
 
 def likelihood_of(predictions: Predictions) -> Likelihood:
-    """Return the `Likelihood` of a text.
+    """Return the `Likelihood` of a text, from the predictions of its tokens.
 
     Raises:
         ConfigError: There are no predictions.
@@ -69,7 +70,11 @@ def likelihood_of(predictions: Predictions) -> Likelihood:
 
 
 def perplexity_of(nats: Tensor, window: Tensor, words: int | None = None) -> Mean:
-    """Return the perplexity per token or word from negative log-likelihoods ``[N]`` and windows."""
+    """Return the perplexity with its standard error. It is per word if ``words`` is given, or else per token.
+
+    ``nats [N]`` has the negative log-likelihoods of N tokens. ``window [N]`` has the number of each token's
+    window.
+    """
     mean = mean_over(nats, window)
     if words is None:
         return mean.exp()

@@ -1,4 +1,4 @@
-"""Predictions of a model and of its reference over the same tokens, kept as a few numbers per token."""
+"""The predictions of a model and of its reference over the same tokens, stored as a few numbers per token."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ __all__ = ["Predictions", "kl_divergence", "predictions_of"]
 
 @attrs.define(eq=False)
 class Predictions:
-    """Numbers of each scored token so far, by column.
+    """A table with a row for each scored token, to which an evaluation adds batch by batch.
 
-    Columns are ``log_q``, the model's log-likelihood of the right token, and ``window``. With a reference,
-    there are also ``log_p``, the reference's log-likelihood, ``kl``, the divergence in nats, and ``agrees``,
-    whether both predict the same most likely token.
+    The column ``log_q`` has the model's log-likelihood of the right token, and ``window`` the number of the
+    token's window. With a reference, there are three more columns: ``log_p`` has the reference's
+    log-likelihood, ``kl`` the KL divergence in nats, and ``agrees`` is 1 if both models predict the same most
+    likely token.
 
     Attributes:
-        metrics: The registered metrics.
-        words: Number of words of the text, if results are per word.
+        metrics: The values of the registered metrics.
+        words: Number of words of the text if results are per word, or else None.
     """
 
     metrics: TokenMetrics = attrs.field(factory=TokenMetrics)
@@ -37,7 +38,9 @@ class Predictions:
     _columns: dict[str, list[Tensor]] = attrs.field(factory=lambda: defaultdict(list), init=False)
 
     def add(self, windows: Windows, predicted: NextTokens, expected: NextTokens | None = None) -> None:
-        """Add the tokens of one batch: logits of the model, and of the reference if there is one.
+        """Add the tokens of one batch of windows.
+
+        ``predicted`` has the logits of the model. ``expected`` has those of the reference, or is None.
 
         Raises:
             ConfigError: The vocabularies differ.
@@ -66,7 +69,7 @@ class Predictions:
         self.words = windows.words
 
     def column(self, name: str) -> Tensor:
-        """Return a column, ``[N]``.
+        """Return the column with this name as a tensor ``[N]``.
 
         Raises:
             ConfigError: There are no tokens.
@@ -77,9 +80,9 @@ class Predictions:
 
 
 def predictions_of(models: Sequence[nn.Module], token_batches: Iterable[Tensor | Windows], metrics: Sequence[str]) -> Predictions:
-    """Return the `Predictions` of a model, and of a reference if there are two ``models``, batch by batch.
+    """Return the `Predictions` of the first model, with the second as reference if there are two.
 
-    Arguments and errors are as in `quark_workbench.evaluate.compare`.
+    Other arguments and the errors are as in `quark_workbench.evaluate.compare`.
     """
     predictions = Predictions(TokenMetrics.of(metrics, has_reference=len(models) > 1))
     with own_torch_state(), running("evaluate", source=type(models[0]).__name__) as events, evaluating(*models):
@@ -90,17 +93,17 @@ def predictions_of(models: Sequence[nn.Module], token_batches: Iterable[Tensor |
 
 
 def _log_likelihood(log_p: Tensor, targets: Tensor) -> Tensor:
-    """Return ``log_p[row, targets[row]]`` of each row, ``[N]``, float64, on the CPU.
+    """Return ``log_p[row, targets[row]]`` for each row, as a float64 tensor ``[N]`` on the CPU.
 
-    ``log_p`` ``[N, V]``, ``targets`` ``[N]``.
+    ``log_p`` has the shape ``[N, V]``, and ``targets`` has the shape ``[N]``.
     """
     return log_p.gather(-1, targets[:, None])[:, 0].double().cpu()
 
 
 def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return KL(p ‖ q) of each row, in nats, float64, for log-probabilities ``[N, V]``.
+    """Return KL(p ‖ q) of each row in nats, as float64. The log-probabilities have the shape ``[N, V]``.
 
-    It is at least 0; a token with p = 0 adds 0.
+    The result is at least 0. A token with p = 0 contributes 0.
     """
     p = log_p.exp()
     terms = torch.where(p > 0, p * (log_p - log_q), 0.0)

@@ -1,6 +1,7 @@
-"""Protocols of perplexity: how to cut a text into windows, place BOS tokens, and choose the scored tokens.
+"""Protocols of perplexity, which say how a text is cut into windows, where BOS is, and what is scored.
 
-You cannot compare perplexities of different protocols: for one model and text they differ by tens of percent.
+Perplexities under different protocols cannot be compared. For the same model and text, they differ by tens of
+percent.
 """
 
 from __future__ import annotations
@@ -26,19 +27,23 @@ def _window(_: Any, __: Any, value: int) -> None:
 
 @attrs.frozen(kw_only=True)
 class Protocol:
-    """How a text is evaluated.
+    """The rules by which a text is evaluated.
 
     Attributes:
-        name: Label of the results.
-        seq_len: Tokens in a window, BOS included, at least 2.
-        stride: Tokens from the start of a window to the start of the next, at most ``seq_len``; None for no
-            overlap. Overlapping windows score only tokens that no earlier window has scored.
-        bos: Which windows begin with BOS: ``"each"``; only the ``"first"``, if the tokenizer adds BOS;
-            ``"none"``; or ``"auto"``: each, if the tokenizer adds BOS.
-        bos_replaces: Whether BOS replaces the first token of a window, if the tokenizer has BOS, instead of
-            preceding it.
-        score_from: Where scoring begins in a window: a share of ``seq_len`` below 1, or a number of tokens.
-        is_rolling: Whether each token is scored exactly once, after a prefix token, with results per word.
+        name: The name that results show.
+        seq_len: Number of tokens in a window, including BOS; at least 2.
+        stride: Number of tokens from the start of a window to the start of the next window, at most
+            ``seq_len``. If windows overlap, each token is scored only in the first window that reaches it.
+            None means that windows do not overlap.
+        bos: The windows that begin with BOS. ``"each"`` means all windows, and ``"none"`` no window. If the
+            tokenizer adds BOS to texts, ``"first"`` means the first window, and ``"auto"`` all windows.
+            If the tokenizer adds no BOS, ``"first"`` and ``"auto"`` mean no window.
+        bos_replaces: Whether BOS takes the place of a window's first token instead of preceding this token.
+            This has an effect only if the tokenizer adds BOS to texts.
+        score_from: The position in a window at which scoring begins. A number below 1 is a share of
+            ``seq_len``; a larger number is a number of tokens.
+        is_rolling: Whether each token of the text is scored exactly once. A prefix token then precedes the
+            text, and results are per word.
         about: Description in one line.
 
     Raises:
@@ -64,7 +69,7 @@ class Protocol:
 
     @property
     def first_scored(self) -> int:
-        """The position in a window of the first token that may be scored. It is 0 if there is no limit."""
+        """The position in a window of the first token that may be scored; 0 if every token may be scored."""
         if self.score_from < 1:
             # llama.cpp scores what follows the token in the middle.
             return int(self.seq_len * self.score_from) + 1 if self.score_from > 0 else 0
@@ -94,7 +99,7 @@ Sources: arXiv 2210.17323 and its code; ``tools/perplexity`` of llama.cpp; lm-ev
 
 
 def protocol_of(name: str, **changes: Any) -> Protocol:
-    """Return the protocol ``name``, with the attributes in ``changes`` that are not None.
+    """Return the protocol ``name`` with changed attributes. A change to None is ignored.
 
     >>> protocol_of("wikitext", seq_len=4096, stride=None).seq_len
     4096

@@ -1,6 +1,6 @@
-"""QuantizedCheckpoint: a quantized checkpoint whose tensors are read one block at a time.
+"""QuantizedCheckpoint, which reads the tensors of a quantized checkpoint one block at a time.
 
-So models larger than memory can be evaluated.
+This makes it possible to evaluate models that are larger than memory.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["QuantizedCheckpoint"]
 
 
 class QuantizedCheckpoint:
-    """A source of blocks (`quark.runs.source.BlockSource`) whose layers are quantized.
+    """A `quark.runs.source.BlockSource` that loads the blocks of a quantized checkpoint.
 
-    Each block can be loaded once.
+    Each block can be loaded only once.
 
     Args:
-        directory: The checkpoint.
-        device: The device to read tensors to.
+        directory: Directory of the checkpoint.
+        device: The device on which loaded tensors are placed.
         trust_remote_code: Whether code that comes with the checkpoint may run.
-        packed: Whether layers compute from packed codes.
+        packed: Whether layers keep their packed codes and compute from them.
 
     Attributes:
-        model: The model; tensors that are not loaded yet have uninitialized memory.
-        blocks: Its decoder blocks.
+        model: The model. Before a block is loaded, the values of its tensors are undefined.
+        blocks: The decoder blocks of the model.
 
     Raises:
         CheckpointError: The checkpoint is incomplete or damaged, or no installed layout reads it.
@@ -69,7 +69,7 @@ class QuantizedCheckpoint:
     def load(self, block: Block | None) -> None:
         """Read the tensors of a block and build its layers.
 
-        None stands for the tensors outside all blocks.
+        If ``block`` is None, do the same for the tensors and layers outside all blocks.
         """
         entries = self._places.get(None if block is None else block.name, ())
         with self._files.reading(torch.device("cpu")) as read:
@@ -87,11 +87,11 @@ class QuantizedCheckpoint:
             block.module.to(self._device)
 
     def release(self, block: Block) -> None:
-        """Release the tensors of a block for good."""
+        """Release the tensors of a block. The block cannot be loaded again."""
         block.module.to("meta")
 
     def _refuse_incomplete(self) -> None:
-        """Raise CheckpointError if a tensor is missing, before a block is read."""
+        """Raise CheckpointError if the checkpoint lacks a tensor of the model."""
         stored, tensors = self._stored, self.model.state_dict(keep_vars=True)
         # Only one of tied tensors is stored. On the meta device, layers of one shape share scales, although
         # they are not tied.

@@ -1,6 +1,6 @@
-"""Windows of samples with images or sounds.
+"""Windows made from samples with images or sounds.
 
-The tokens of the text are scored; the model also gets the media.
+The model gets the text and the images or sounds, but only tokens of the text are scored.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _IDS, _DECODER_IDS = "input_ids", "decoder_input_ids"
 
 @attrs.frozen(eq=False)
 class SampleWindow(Windows):
-    """One sample, as a window of its tokens.
+    """A single window with all tokens of one sample.
 
     Attributes:
-        inputs: Arguments of the model. The logits of the last token are left out.
-        placeholders: Ids of the tokens in the place of images and sounds, which are not scored.
+        inputs: Arguments of the model, such as token ids and pixels.
+        placeholders: The ids of tokens that stand where an image or a sound belongs. Such tokens are not
+            scored.
     """
 
     inputs: Mapping[str, Tensor] = attrs.field(factory=dict)
@@ -37,11 +38,11 @@ class SampleWindow(Windows):
 
     @property
     def scored(self) -> Tensor:
-        """Whether each token but the first is scored, ``[1, T − 1]``."""
+        """A boolean tensor ``[1, T − 1]`` that says which tokens after the first one are scored."""
         return super().scored & ~torch.isin(self.tokens[:, 1:], self.placeholders)
 
     def arguments(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the arguments on the device of a model, in its dtype."""
+        """Return the arguments for a model, on its device. Floating-point arguments get the model's dtype."""
         device = next(model.parameters()).device
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in self.inputs.items()}
@@ -53,11 +54,10 @@ class SampleWindow(Windows):
 
 
 def sample_windows(processor: SampleProcessor, samples: Iterable[Sample]) -> list[SampleWindow]:
-    """Return each sample as a window.
+    """Return a window for each sample.
 
-    The scored tokens are the tokens of the text after the first image or sound. If a text has neither, all
-    its tokens are scored.
-    For a speech model, the tokens after the prompt of the decoder are scored.
+    The tokens of the text after the first image or sound are scored. In a sample without image and sound, all
+    tokens but the first are scored. For a speech model, the tokens after the decoder's prompt are scored.
 
     Args:
         processor: The processor of the models.
@@ -65,7 +65,7 @@ def sample_windows(processor: SampleProcessor, samples: Iterable[Sample]) -> lis
 
     Raises:
         ConfigError: There is no sample.
-        QuarkError: As `SampleProcessor.arguments`.
+        QuarkError: `SampleProcessor.arguments` raises this error.
     """
     windows = [_window(processor, sample, f"sample {number}") for number, sample in enumerate(samples, 1)]
     if not windows:

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness, by name or from task files, for a model in memory or in vLLM."""
+"""Evaluation with the tasks of lm-evaluation-harness. The model is in memory, or vLLM runs it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def _names(names: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class TaskOptions:
-    """Options of tasks, with the names and meanings of lm-evaluation-harness.
+    """Options of tasks. Their names and meanings are those of lm-evaluation-harness.
 
     Attributes:
         tasks: Names of tasks, groups or tags; ``*`` stands for any part of a name.
         task_path: Directory of additional task files in YAML. Their data paths are relative to the working
             directory.
-        num_fewshot: Examples in the context of each question; None for each task's default.
+        num_fewshot: Number of solved examples before each question; None for each task's default.
         limit: Largest number of questions of each task. A number below 1 is a share of the questions.
-        batch_size: Questions at a time, or ``"auto"``.
+        batch_size: Number of questions in a batch, or ``"auto"`` for the largest number that fits.
         max_batch_size: Largest batch size that ``"auto"`` tries.
         apply_chat_template: Whether to ask questions as chats.
         seed: Seed of random examples and samples.
@@ -56,8 +56,8 @@ class TaskResult:
     """The metrics of a model in one task or group.
 
     Attributes:
-        metrics: Values by metric and filter, such as ``"acc,none"``.
-        errors: Standard errors by the names in ``metrics``. Metrics without a known error are left out.
+        metrics: Dictionary from the name of a metric and its filter, such as ``"acc,none"``, to the value.
+        errors: Dictionary from the same names to standard errors. It lacks metrics whose error is unknown.
         samples: Number of questions; None for a group.
     """
 
@@ -123,7 +123,7 @@ def evaluate_tasks(
         vllm: Further arguments of vLLM's engine, such as ``tensor_parallel_size=2``.
 
     Raises:
-        ConfigError, UnknownNameError, MissingPluginError: As `prepare_tasks`.
+        ConfigError, UnknownNameError, MissingPluginError: `prepare_tasks` raises this error.
     """
     if manager is None:
         manager = prepare_tasks(options, "transformers" if isinstance(model, nn.Module) else "vllm")
@@ -154,7 +154,10 @@ def evaluate_tasks(
 
 
 def _result(values: Mapping[str, Any], samples: int | None) -> TaskResult:
-    """Return the results of a task: metrics (``"acc,none"``) and standard errors (``"acc_stderr,none"``)."""
+    """Return the `TaskResult` for values of lm-evaluation-harness.
+
+    Values with a key such as ``"acc,none"`` are metrics. Keys such as ``"acc_stderr,none"`` have the errors.
+    """
     numbers = {key: float(value) for key, value in values.items() if "," in key and isinstance(value, int | float)}
     errors = {key.replace("_stderr,", ","): value for key, value in numbers.items() if "_stderr," in key}
     return TaskResult({key: value for key, value in numbers.items() if "_stderr," not in key}, errors, samples)
@@ -162,7 +165,7 @@ def _result(values: Mapping[str, Any], samples: int | None) -> TaskResult:
 
 @contextmanager
 def _quiet_environment() -> Iterator[None]:
-    """Let tokenizers use one thread, since forked workers of `datasets` need that."""
+    """Make tokenizers use a single thread, because `datasets` forks worker processes."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

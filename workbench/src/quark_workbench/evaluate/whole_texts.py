@@ -1,4 +1,4 @@
-"""Comparison of models that embed, rank or classify whole texts, by the metric that fits each kind."""
+"""Comparison of models that embed, rank or classify whole texts. Each kind of model has its own metric."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _POOLINGS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "la
 
 @attrs.frozen
 class TextFigures:
-    """How well a model agrees with its reference over texts.
+    """Numbers that say how well a model agrees with its reference on some texts.
 
     Attributes:
         kind: Kind of the model: embedder, reranker, reward model or classifier.
-        metric: Name of ``value``.
-        value: The mean over texts, queries or tokens; 1 is full agreement.
-        error: Standard error of ``value`` over texts or queries; None if unknown.
-        lowest: The lowest of the values that ``value`` averages; None if there is only one value.
+        metric: Name of the metric whose mean is ``value``.
+        value: The mean of the metric over texts or queries. The value 1 means full agreement.
+        error: Standard error of ``value``; None if it is unknown.
+        lowest: The lowest of the values of which ``value`` is the mean; None if there is only one.
         texts: Number of texts.
-        others: Further figures by name.
+        others: Dictionary from name to value of further figures.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class TextKind(ABC):
     Args:
         tokenizer: Tokenizer of the models.
         length: Largest number of tokens of a text.
-        pooling: How hidden states become an embedding: mean, max, cls or last.
+        pooling: The method that makes an embedding from hidden states: mean, max, cls or last.
     """
 
     name: ClassVar[str]
@@ -66,9 +66,9 @@ class TextKind(ABC):
         self.tokenizer, self.length, self.pooling = tokenizer, length, pooling
 
     def compare(self, model: nn.Module, reference: nn.Module, texts: Sequence[str]) -> TextFigures:
-        """Return how well a model agrees with its reference.
+        """Return numbers that say how well a model agrees with its reference.
 
-        Each text runs by itself, without padding.
+        Each text is a batch of its own, without padding.
 
         Raises:
             ConfigError: There are too few texts.
@@ -93,9 +93,9 @@ class TextKind(ABC):
 
     @abstractmethod
     def judged(self, model: nn.Module, texts: Sequence[str]) -> list[Tensor]:
-        """Return the embedding, scores or class probabilities that a model computes for each text or query.
+        """Return what a model computes for each text or query, as float64 tensors on the CPU.
 
-        The tensors are float64 and on the CPU.
+        A tensor has an embedding, scores or log-probabilities of classes.
         """
 
     @abstractmethod
@@ -104,12 +104,12 @@ class TextKind(ABC):
 
 
 class Embedder(TextKind):
-    """Gives a vector for each text."""
+    """The kind of a model that computes a vector for each text."""
 
     name, metric = "embedder", "cosine of embeddings"
 
     def judged(self, model: Any, texts: Sequence[str]) -> list[Tensor]:
-        """Return the embedding of each text, ``[H]``."""
+        """Return the embedding of each text, which is a tensor ``[H]``."""
         body = getattr(model, model.base_model_prefix, model) if model.base_model_prefix else model
         return [self._pooled(self.outputs(body, text).last_hidden_state[0].double().cpu()) for text in texts]
 
@@ -127,16 +127,16 @@ class Embedder(TextKind):
 
 
 class RewardModel(TextKind):
-    """Gives a score to each text. The scores rank the texts."""
+    """The kind of a model that computes a score for each text. The scores rank the texts."""
 
     name, metric = "reward model", "Kendall's tau of scores"
 
     def judged(self, model: nn.Module, texts: Sequence[str]) -> list[Tensor]:
-        """Return the scores of all texts, ``[N]``."""
+        """Return a list with one tensor ``[N]``: the scores of all N texts."""
         return [torch.cat([self._score(model, text) for text in texts])]
 
     def figures(self, given: list[Tensor], expected: list[Tensor]) -> TextFigures:
-        """Return the mean of tau over rankings."""
+        """Return the mean of Kendall's tau over all rankings, and the relative error of the scores."""
         taus = torch.tensor([kendall_tau(*pair) for pair in zip(given, expected, strict=True)], dtype=torch.float64)
         deviation = float((torch.cat(given) - torch.cat(expected)).norm() / torch.cat(expected).norm())
         return _figures(self, taus, len(given[0]), {"relative error of scores": deviation})
@@ -146,9 +146,9 @@ class RewardModel(TextKind):
 
 
 class Reranker(RewardModel):
-    """Gives a score to a pair of a query and a text.
+    """The kind of a model that computes a score for a pair of a query and a text.
 
-    The queries are the first words of some texts. Each query ranks all texts.
+    The first words of some texts are the queries. For each query, the scores rank all texts.
     """
 
     name = "reranker"
@@ -162,17 +162,20 @@ class Reranker(RewardModel):
 
 
 class Classifier(TextKind):
-    """Gives a class for each text, or for each token."""
+    """The kind of a model that predicts a class for each text, or for each token."""
 
     name, metric = "classifier", "agreement of classes"
 
     def judged(self, model: nn.Module, texts: Sequence[str]) -> list[Tensor]:
-        """Return the log-probabilities of classes of each text, ``[1 or T, C]``."""
+        """Return a tensor of log-probabilities for each text.
+
+        Its shape is ``[1, C]`` for C classes of the text, or ``[T, C]`` if each of T tokens has a class.
+        """
         logits = (self.outputs(model, text).logits.double().cpu() for text in texts)
         return [torch.log_softmax(one.flatten(0, -2), -1) for one in logits]
 
     def figures(self, given: list[Tensor], expected: list[Tensor]) -> TextFigures:
-        """Return the share of equal classes, and the KL divergence of the probabilities."""
+        """Return the share of predictions with the same class in both models, and the mean KL divergence."""
         shares = torch.stack([(one.argmax(-1) == other.argmax(-1)).double().mean() for one, other in zip(given, expected, strict=True)])
         kl = [(other.exp() * (other - one)).sum(-1).mean() for one, other in zip(given, expected, strict=True)]
         return _figures(self, shares, len(given), {"KL divergence in nats": max(0.0, float(torch.stack(kl).mean()))})
@@ -183,15 +186,15 @@ def text_kind(path: Path, model_class: type, config: Any, tokenizer: Any, length
 
     The class and the configuration of the model decide.
 
-    A checkpoint of sentence-transformers is an embedder, and so is a model without a head. A model with one
-    label is a reward model if its family is a family of decoders. Otherwise it is a reranker, which takes
-    pairs.
+    A checkpoint of sentence-transformers and a model without a head are embedders. A model with a head for
+    several classes is a classifier. A model with a head for one label is a reward model if models of its
+    family are decoders; otherwise it is a reranker.
 
     Args:
-        path: The checkpoint.
-        model_class: The class of its model.
-        config: Its transformers config.
-        tokenizer: Its tokenizer.
+        path: Directory of the checkpoint.
+        model_class: The class of the model.
+        config: The transformers config of the model.
+        tokenizer: The tokenizer of the model.
         length: Largest number of tokens of a text; None for the limit of the checkpoint, at most 512.
     """
     name, labels = model_class.__name__, getattr(config, "num_labels", None)
@@ -214,7 +217,7 @@ def text_kind(path: Path, model_class: type, config: Any, tokenizer: Any, length
 def kendall_tau(one: Tensor, other: Tensor) -> float:
     """Return Kendall's tau-b of two rankings, between −1 and 1. Each ranking is given as scores ``[N]``.
 
-    The result is 0 if all scores of one ranking are equal.
+    The result is 0 if all scores in ``one`` are equal, or all scores in ``other``.
 
     Source: Kendall 1945, The treatment of ties in ranking problems.
 
@@ -234,17 +237,17 @@ def _figures(kind: TextKind, values: Tensor, texts: int, others: dict[str, float
 
 
 def _is_of_decoders(config: Any) -> bool:
-    """Return whether a model family has a class for causal but none for masked language modeling."""
+    """Return whether transformers has a causal language model of a family, but no masked language model."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     return bool(model_classes(AutoModelForCausalLM, config)) and not model_classes(AutoModelForMaskedLM, config)
 
 
 def _pooling(path: Path) -> str:
-    """Return how sentence-transformers pools the hidden states of a checkpoint, or mean if no file says so.
+    """Return the pooling method that a sentence-transformers checkpoint configures, or ``mean`` by default.
 
     Raises:
-        CheckpointError: The file of the pooling is damaged, or lies outside the checkpoint.
+        CheckpointError: The file that configures the pooling is damaged, or lies outside the checkpoint.
         UnsupportedError: The pooling is not one of `_POOLINGS`.
     """
     folder = next((folder for folder, kind in sentence_modules(path) if kind.endswith("Pooling")), None)
@@ -266,7 +269,7 @@ def _pooling(path: Path) -> str:
 
 
 def _sentence_length(path: Path) -> int | None:
-    """Return the largest number of tokens in sentence-transformers' configuration, or None if no file has it.
+    """Return the limit of tokens that a sentence-transformers checkpoint configures, or None without a limit.
 
     Raises:
         CheckpointError: The file is damaged.

@@ -20,13 +20,13 @@ _CHARACTERS_PER_TOKEN = 8  # more than tokenizers usually need; with a limit, on
 
 @attrs.frozen(eq=False)
 class Windows:
-    """Windows of one length.
+    """N windows of T tokens each.
 
     Attributes:
-        tokens: ``[N, T]``, int64. The model reads all but the last token of a window.
-        first: ``[N]``, int64: position of the first scored token of each window, 1 to T − 1. All tokens after
-            it are scored too.
-        words: Number of words of the text; None if results are per token.
+        tokens: The token ids, ``[N, T]``, int64. The model gets all tokens of a window but the last.
+        first: The position of each window's first scored token, ``[N]``, int64, from 1 to T − 1. All later
+            tokens of the window are scored too.
+        words: Number of words of the text if results are per word; None if results are per token.
     """
 
     tokens: Tensor
@@ -38,14 +38,14 @@ class Windows:
 
     @property
     def scored(self) -> Tensor:
-        """Whether each token but the first is scored, ``[N, T − 1]``."""
+        """A boolean tensor ``[N, T − 1]`` that says which tokens after the first one are scored."""
         return torch.arange(1, self.tokens.shape[1]) >= self.first[:, None]
 
     def logits(self, model: nn.Module) -> Tensor:
-        """Return the logits of a model that predict each token but the first, ``[N, T − 1, V]``.
+        """Return the logits ``[N, T − 1, V]`` with which a model predicts each token but the first.
 
-        The model gets only the tokens, without the last of each window. It returns logits, or an object with
-        an attribute ``logits``.
+        The model gets only the token ids, without the last token of each window. It returns logits, or an
+        object with an attribute ``logits``.
         """
         parameter, inputs = next(model.parameters(), None), self.tokens[:, :-1]
         output: Any = model(inputs if parameter is None else inputs.to(parameter.device))
@@ -59,15 +59,16 @@ class Windows:
 
 
 def token_windows(tokenizer: Any, text: str, length: int, limit: int | None = None) -> Tensor:
-    """Return consecutive windows of a text without overlap (protocol ``"quark"``), as int64 ``[N, length]``.
+    """Return the windows of a text under the protocol ``"quark"``, as an int64 tensor ``[N, length]``.
 
-    Arguments and errors are as in `scored_windows`.
+    The windows do not overlap. ``length`` is the number of tokens in a window. Other arguments and the errors
+    are as in `scored_windows`.
     """
     return scored_windows(tokenizer, text, attrs.evolve(PROTOCOLS["quark"], seq_len=length), limit).tokens
 
 
 def scored_windows(tokenizer: Any, text: str, protocol: Protocol, limit: int | None = None) -> Windows:
-    """Return the windows of a text by a protocol.
+    """Return the windows into which a protocol cuts a text.
 
     Args:
         tokenizer: A transformers tokenizer.
@@ -77,7 +78,7 @@ def scored_windows(tokenizer: Any, text: str, protocol: Protocol, limit: int | N
             None if results are per word.
 
     Raises:
-        ConfigError: The limit is too small, the text is empty, or it does not fill one window.
+        ConfigError: The limit is below 1 or not allowed, or the text is too short for one window.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"a limit of {limit} windows leaves nothing to evaluate: give at least 1")
@@ -110,7 +111,10 @@ def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | Non
 
 
 def _rolling(tokenizer: Any, text: str, protocol: Protocol) -> Windows:
-    """Return windows that score each token once. The first token follows BOS or EOS. The last window is full.
+    """Return windows in which each token is scored once, as in lm-evaluation-harness.
+
+    A BOS or EOS token precedes the text. The last window has the full length, so it also has tokens that the
+    window before has scored.
 
     Source: ``get_rolling_token_windows`` with ``context_len=1`` and ``word_perplexity`` of
     lm-evaluation-harness.
@@ -129,7 +133,7 @@ def _rolling(tokenizer: Any, text: str, protocol: Protocol) -> Windows:
 
 
 def _bos(tokenizer: Any, protocol: Protocol) -> int | None:
-    """Return the BOS token of the protocol's windows, or None for windows of plain text.
+    """Return the id of the BOS token that windows of the protocol get, or None if they get no BOS.
 
     Raises:
         ConfigError: The protocol needs BOS, but the tokenizer has none.
@@ -145,7 +149,10 @@ def _bos(tokenizer: Any, protocol: Protocol) -> int | None:
 
 
 def _tokens(tokenizer: Any, text: str, wanted: int | None) -> Tensor:
-    """Return the tokens of the text, or of its beginning if that has at least ``wanted`` tokens."""
+    """Return at least the first ``wanted`` tokens of a text, or all tokens if the text has fewer.
+
+    If ``wanted`` is None, return all tokens.
+    """
     for part in (text,) if wanted is None else (text[: wanted * _CHARACTERS_PER_TOKEN], text):
         # verbose=False: no warning for a text longer than the model's context, since it is cut afterwards.
         tokens = torch.tensor(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)

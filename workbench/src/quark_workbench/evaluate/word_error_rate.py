@@ -1,6 +1,7 @@
-"""Word error rate of speech models: wrong words of greedy transcriptions ÷ spoken words.
+"""The word error rate of speech models: wrong words in greedy transcripts ÷ spoken words.
 
-Decoders, such as Whisper's, write token by token. CTC models, such as Wav2Vec2, give a letter for each frame.
+A model with a decoder, such as Whisper, writes a transcript token by token. A CTC model, such as Wav2Vec2,
+predicts a letter for each frame of the sound.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _LONGEST = 200
 def words_of(text: str) -> list[str]:
     """Return the words of a text in lower case, without punctuation.
 
-    Apostrophes are removed. Any other sign separates words.
+    Apostrophes are removed. Any other punctuation mark separates words.
 
     >>> words_of("Don't stop – the well-known song: 'La'!")
     ['dont', 'stop', 'the', 'well', 'known', 'song', 'la']
@@ -42,9 +43,10 @@ def words_of(text: str) -> list[str]:
 
 
 def word_errors(transcript: str, text: str) -> tuple[int, int]:
-    """Return the errors of a transcript, and the number of words of the text.
+    """Return the number of errors in a transcript, and the number of words in the spoken text.
 
-    The errors are the fewest words to replace, insert or delete (Levenshtein 1966), after `words_of`.
+    The number of errors is the smallest number of words that must be replaced, inserted or deleted to get the
+    spoken text (Levenshtein 1966). Words are compared as `words_of` returns them.
 
     >>> word_errors("The cat sat, sat there.", "the cat sits there")
     (2, 4)
@@ -59,24 +61,24 @@ def word_errors(transcript: str, text: str) -> tuple[int, int]:
 
 
 def word_error_rate(errors: Sequence[tuple[int, int]]) -> Mean:
-    """Return the errors of all sentences ÷ their words, with its standard error.
+    """Return the number of errors in all sentences ÷ the number of words, with a standard error.
 
-    The standard error is the deviation over 1,000 bootstrap samples of the sentences, which are the same in
-    each call (Efron 1979). It is None for one sentence.
+    The standard error is the standard deviation over 1,000 bootstrap samples of the sentences (Efron 1979).
+    Each call draws the same samples. For a single sentence, the standard error is None.
 
     Args:
-        errors: Errors and words of each sentence, as of `word_errors`.
+        errors: A pair for each sentence, as `word_errors` returns it.
 
     Raises:
-        ConfigError: There is no word.
+        ConfigError: The sentences have no words.
     """
     return _ratio(_counts(errors))
 
 
 def rate_difference(errors: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Mean:
-    """Return the word error rate of ``errors`` minus that of ``others``, for the same sentences.
+    """Return the word error rate of ``errors`` minus the word error rate of ``others``.
 
-    The standard error and the errors raised are as in `word_error_rate`.
+    Both must be for the same sentences. The standard error and the exceptions are as in `word_error_rate`.
     """
     counts = _counts(errors)
     counts[:, 0] -= _counts(others)[:, 0]
@@ -87,10 +89,10 @@ def transcripts(model: nn.Module, processor: SampleProcessor, windows: Sequence[
     """Return a model's transcript of each sample, by greedy decoding.
 
     Args:
-        model: A speech model with a decoder, such as Whisper, or for CTC, such as Wav2Vec2.
-        processor: Its processor.
+        model: A speech model: either one with a decoder, such as Whisper, or a CTC model, such as Wav2Vec2.
+        processor: The processor of the model.
         windows: The samples as windows.
-        samples: The samples; a sample may name its language.
+        samples: The samples. The language of a sample is used if the sample names it.
     """
     texts = []
     with own_torch_state(), running("evaluate", source=type(model).__name__) as events, evaluating(model):
@@ -102,10 +104,10 @@ def transcripts(model: nn.Module, processor: SampleProcessor, windows: Sequence[
 
 
 def _from_frames(model: Any, processor: SampleProcessor, window: SampleWindow, sample: Any) -> str:
-    """Return the likeliest letters of all frames, as the tokenizer joins them.
+    """Return the transcript that the most likely letters of all frames form.
 
-    It keeps one of several equal letters in a row, and then removes blanks. Source: Graves et al. 2006,
-    "Connectionist Temporal Classification", best path decoding.
+    The tokenizer merges equal letters of neighbouring frames into one letter, and then removes blanks.
+    Source: Graves et al. 2006, "Connectionist Temporal Classification", best path decoding.
     """
     tokenizer = processor.tokenizer
     frames: list[int] = model(**window.arguments(model)).logits[0].argmax(-1).tolist()
@@ -133,9 +135,9 @@ def _counts(errors: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def _ratio(counts: Tensor) -> Mean:
-    """Return the sum of errors ÷ the sum of words.
+    """Return the sum of errors ÷ the sum of words, with a bootstrap standard error.
 
-    ``counts [N, 2]`` has the errors and the words of N sentences.
+    ``counts [N, 2]`` has the number of errors and the number of words for each of N sentences.
     """
     total, n = counts.sum(0), len(counts)
     if not float(total[1]):
