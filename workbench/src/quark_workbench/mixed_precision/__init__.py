@@ -1,6 +1,6 @@
-"""Selection of a scheme for each layer under a budget of bits, bytes or divergence.
+"""Selection of a scheme for each layer under a budget of bits, of bytes or of KL divergence.
 
-A plugin makes the choice.
+A selector, which a plugin registers, chooses the schemes.
 """
 
 from quark_workbench.mixed_precision.candidates import FLOAT, Candidate, candidates_of

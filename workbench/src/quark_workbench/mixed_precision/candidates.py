@@ -1,4 +1,4 @@
-"""Candidates: the schemes of a selection, and the bytes that a layer takes in each scheme."""
+"""The candidates of a selection: schemes, and the number of bytes that a layer needs in each scheme."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _ORDER = "reorder"  # an order of 4-bit codes in a word; all orders take the sam
 
 @attrs.frozen(eq=False)
 class Candidate:
-    """A scheme that a layer may get, or float.
+    """One of the choices for a layer: a scheme, or no quantization.
 
     Attributes:
-        name: Name of the scheme, or `FLOAT`.
-        config: Layer configuration of the scheme; `FLOAT` quantizes nothing.
-        clients: Programs that load the scheme, from its record; every program loads a float layer.
+        name: Name of the scheme, or `FLOAT` for no quantization.
+        config: Layer configuration of the scheme. For `FLOAT`, it quantizes nothing.
+        clients: Names of the programs that can load the scheme, according to the scheme's record. For
+            `FLOAT`, which every program can load, this is empty.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Candidate:
         return next((error for error in errors if error is not None), None)
 
     def stored_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """Return the bytes of a layer's codes, scales and static input scales in a checkpoint.
+        """Return the number of bytes that a layer needs in a checkpoint: weights, scales and input scales.
 
         Args:
             shape: Shape of the weight, ``[out, in]``.
@@ -61,7 +62,7 @@ class Candidate:
 
 
 def _input_bytes(spec: TensorSpec | None, shape: tuple[int, ...]) -> int:
-    """Return the bytes of the stored scales of a layer's input."""
+    """Return the number of bytes that a layer's static input scales need in a checkpoint."""
     if spec is None:
         return 0
     quantizer = quantizer_for(spec, activation=True)
@@ -72,16 +73,16 @@ def _input_bytes(spec: TensorSpec | None, shape: tuple[int, ...]) -> int:
 
 
 def candidates_of(names: Sequence[str], runtime: str | None = None) -> dict[str, Candidate]:
-    """Return the candidates of these names, in order.
+    """Return a dictionary from name to candidate, in the order of ``names``.
 
     Args:
         names: Names of registered schemes. ``float``, or a dtype such as ``bf16``, keeps a layer in float.
-        runtime: A program that must load all of them, by the ``clients`` of the schemes' records, such as
-            ``"vLLM"``; None for any.
+        runtime: Name of a program that must be able to load all schemes, such as ``"vLLM"``. The records of
+            schemes name such programs as ``clients``. None allows all schemes.
 
     Raises:
-        ConfigError: There are fewer than two candidates, a scheme quantizes no weights, or the runtime does
-            not load it.
+        ConfigError: There are fewer than two candidates, a scheme quantizes no weights, or the runtime cannot
+            load a scheme.
         UnknownNameError: There is no such scheme.
     """
     found: dict[str, Candidate] = {}
@@ -112,6 +113,6 @@ def _candidate(name: str) -> Candidate:
 
 
 def _loads(runtime: str, clients: Sequence[str]) -> bool:
-    """Return whether a runtime is among the clients; ``vLLM`` also matches ``vLLM (CPU, CUDA, ROCm)``."""
+    """Return whether a runtime is one of ``clients``. ``vLLM`` also matches ``vLLM (CPU, CUDA, ROCm)``."""
     wanted = runtime.lower()
     return any(client.lower() == wanted or client.lower().startswith(f"{wanted} (") for client in clients)

@@ -1,4 +1,4 @@
-"""SelectionProblem: groups of layers, candidates, sizes, a budget, the model and data."""
+"""SelectionProblem, the input of a selector: groups of layers, candidates, sizes, budget, model and data."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ class SelectionProblem:
 
     Attributes:
         model: The float model. Its tensors may be on the meta device until ``source`` loads their block.
-        source: Loads and releases the tensors of blocks.
-        architecture: Facts about the family; None for an unknown family.
+        source: An object that loads and releases the tensors of blocks.
+        architecture: Facts about the model family; None for an unknown family.
         groups: The groups of layers, in the model's order.
-        candidates: The candidates by name.
-        sizes: Bytes of each group in each candidate, if the candidate fits all layers of the group.
-        other_bytes: Bytes of all other tensors of the checkpoint.
+        candidates: Dictionary from name to candidate.
+        sizes: Dictionary from name of group to name of candidate to bytes. It lacks candidates that do not
+            fit every layer of a group.
+        other_bytes: Bytes of all tensors of the checkpoint that are outside the groups.
         budget: The budget.
         data: Inputs of the forward passes for calibration.
-        events: Receives the progress of a slow selector: `quark.plugins.run_events.RunEvents.blocks`,
-            `quark.plugins.run_events.RunEvents.batches`.
+        events: An object to which a slow selector reports its progress, with
+            `quark.plugins.run_events.RunEvents.blocks` or `quark.plugins.run_events.RunEvents.batches`.
     """
 
     model: nn.Module
@@ -67,12 +68,12 @@ class SelectionProblem:
 
     @property
     def smallest(self) -> int:
-        """The smallest number of bytes for the groups."""
+        """The bytes of all groups if each group has its smallest candidate."""
         return sum(min(sizes.values()) for sizes in self.sizes.values())
 
     @property
     def largest(self) -> int:
-        """The largest number of bytes for the groups."""
+        """The bytes of all groups if each group has its largest candidate."""
         return sum(max(sizes.values()) for sizes in self.sizes.values())
 
     @property
@@ -83,15 +84,15 @@ class SelectionProblem:
         return None if self.budget.size is None else self.budget.size - self.other_bytes
 
     def bytes_of(self, choices: Choices) -> int:
-        """Return the bytes of the groups under some choices."""
+        """Return the bytes of all groups if each group has its candidate in ``choices``."""
         return sum(self.sizes[group.name][choices[group.name]] for group in self.groups)
 
     def bits_of(self, group_bytes: int) -> float:
-        """Return the stored bits per weight if all groups together take ``group_bytes``."""
+        """Return the stored bits per weight if all groups together need ``group_bytes`` bytes."""
         return 8 * group_bytes / self.weights
 
     def refuse_unreachable(self) -> None:
-        """Raise an error if no choice meets the budget, or if even the largest choice is below the budget.
+        """Raise an error if the budget is too small for every choice, or too large to restrict the choice.
 
         Raises:
             ConfigError: The budget is out of range. The message names the range that the candidates reach.
@@ -119,16 +120,16 @@ def _positive(_: object, attribute: Any, value: float | None) -> None:
 
 @attrs.frozen(kw_only=True)
 class Budget:
-    """A budget; set exactly one attribute.
+    """A limit for the choice of schemes. Exactly one attribute must be set.
 
     Attributes:
-        bits: Largest mean of stored bits per weight over the layers of the selection, codes and scales
-            included. Layers that the template keeps in float, such as the output head, do not count.
+        bits: Largest mean number of stored bits per weight, including scales, over the layers of the
+            selection. Layers that the template keeps in float, such as the output head, do not count.
         size: Largest size of all tensors of the checkpoint, in bytes.
         kl: Largest mean KL divergence from the float model on the calibration tokens, in nats per token.
 
     Raises:
-        ConfigError: The number of budgets is not one, or the budget is not positive.
+        ConfigError: No attribute or more than one attribute is set, or the value is not positive.
     """
 
     bits: float | None = attrs.field(default=None, validator=_positive)
@@ -152,12 +153,12 @@ class Budget:
 
 @attrs.frozen
 class LayerGroup:
-    """Layers that get one scheme.
+    """Layers that must get the same scheme.
 
     Attributes:
-        name: Full name of the layer; for several layers, their common parent and the names below it:
+        name: Full name of a single layer. For several layers, the common parent and the names in the parent:
             ``"model.layers.0.mlp.gate_proj/up_proj"``.
-        shapes: Shape of the weight of each layer, ``[out, in]``, by full name.
+        shapes: Dictionary from full name of layer to the shape of its weight, ``[out, in]``.
     """
 
     name: str
@@ -175,14 +176,15 @@ class LayerGroup:
 
 
 def layer_groups(rows: Sequence[PlanRow], architecture: Architecture | None) -> tuple[LayerGroup, ...]:
-    """Return the groups of some layers, in the model's order.
+    """Divide layers into groups, and return the groups in the model's order.
 
-    The architecture says which layers runtimes fuse into one matrix (``fused``), and where the experts are.
+    Layers that runtimes fuse into one matrix form a group, and so do the layers of all experts in a module.
     If ``rows`` lack some layers of a group, the group has only the other layers.
 
     Args:
-        rows: Rows of the layers to group.
-        architecture: Facts about the family; None makes each layer its own group.
+        rows: Rows of the plan for the layers to group.
+        architecture: Facts about the model family, which name the fused layers and the experts. If it is
+            None, each layer is a group.
     """
     fused = () if architecture is None else architecture.fused
     experts = ExpertNames(architecture)
@@ -193,7 +195,7 @@ def layer_groups(rows: Sequence[PlanRow], architecture: Architecture | None) -> 
 
 
 def _key(name: str, fused: Sequence[Sequence[str]], experts: ExpertNames) -> tuple[str, str]:
-    """Return the key of a layer's group: the layer's parent module, and the group within the parent."""
+    """Return the key of a layer's group: the full name of a module, and the joined names in that module."""
     if experts.projection(name) is not None:
         return experts.expert(name).rpartition(".")[0], ""
     parent, _, suffix = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""select_schemes: choose a scheme for each layer under a budget, and return the configuration."""
+"""The function `select_schemes`, which chooses a scheme for each layer under a budget."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ _WANTED_BY = "a selection of schemes"
 
 
 def base_scheme(names: Sequence[str]) -> str:
-    """Return the candidate that gives a selection its settings of the whole model.
+    """Return the name of the candidate whose settings for the whole model a selection uses.
 
-    It is the first candidate with global scales that fused layers share, or else the first that quantizes.
+    This is the first candidate with global scales that fused layers share, or else the first candidate that
+    quantizes.
 
     Raises:
-        ConfigError, UnknownNameError: As `candidates_of`.
+        ConfigError, UnknownNameError: `candidates_of` raises this error.
     """
     quantized = [name for name, candidate in candidates_of(names).items() if not candidate.is_float]
     return next((name for name in quantized if scheme_record(name).shares_global_scale), quantized[0])
@@ -68,25 +69,25 @@ def select_schemes(
     device: str = "cpu",
     dtype: str = "auto",
 ) -> SelectionResult:
-    """Return a scheme for each group of layers, and the resulting configuration. No weight changes.
+    """Choose a scheme for each group of layers. Return the choice and the resulting configuration.
 
-    The selection covers the linear layers with the global scheme of ``base``. Layers that runtimes fuse get
-    one scheme.
+    The selection covers the linear layers to which ``base`` gives its global scheme. Layers that runtimes
+    fuse get the same scheme. No weight changes.
 
     Args:
-        model: A float model in memory, whose fused experts become separate layers; or the directory of a
+        model: A float model in memory, whose fused experts become separate layers. Or the directory of a
             checkpoint, which is read block by block if the selector allows it.
-        candidates: Names of schemes; ``float`` or ``bf16`` keeps a layer in float.
+        candidates: Names of schemes. ``float`` or ``bf16`` keeps a layer in float.
         budget: The budget.
         data: Calibration data, as in `quark.runs.quantize_checkpoint`.
-        base: Configuration with all other settings, such as excluded layers, cache and algorithms. None
-            takes the configuration from the template of the family.
+        base: Configuration with all other settings, such as excluded layers, KV cache and algorithms. None
+            takes the configuration from the template of the model family.
         fixed: Patterns of ``base.layer_quant_config`` whose layers keep their scheme.
-        selector: Name of a registered selector, or an object; None for the only installed one.
-        selector_options: Options of a selector given by name.
-        runtime: A program that must load all candidates, such as ``"vLLM"``.
-        device: Torch device, for a checkpoint; a model in memory stays on its device.
-        dtype: Dtype of the float model, for a checkpoint.
+        selector: Name of a registered selector, or a selector object. None takes the only installed selector.
+        selector_options: Options of the selector, if ``selector`` is a name or None.
+        runtime: Name of a program that must be able to load all candidates, such as ``"vLLM"``.
+        device: Torch device to which a checkpoint is loaded. A model in memory stays on its device.
+        dtype: Dtype in which a checkpoint is loaded.
 
     Raises:
         ConfigError: The candidates, the budget or the configuration do not fit the model.
@@ -122,9 +123,10 @@ def select_schemes(
 
 
 def _planned(model: nn.Module, source: BlockSource, base: QConfig) -> tuple[PlanRow, ...]:
-    """Return the plan of every layer under ``base``.
+    """Return the rows of the plan: what each layer gets under ``base``.
 
-    Quantized experts become separate layers, and the source is told which blocks the model has.
+    Before this, quantized experts become separate layers. The plan is passed to a source that reads a
+    checkpoint.
     """
     separate_experts(model, base)
     architecture = architecture_of(model)
@@ -135,7 +137,7 @@ def _planned(model: nn.Module, source: BlockSource, base: QConfig) -> tuple[Plan
 
 
 def _opened(model: nn.Module | str | Path, device: str, dtype: str) -> tuple[nn.Module, BlockSource]:
-    """Return a model with the source of its tensors. The model of a checkpoint is on the meta device."""
+    """Return a model and the object that loads its tensors. A checkpoint's model is on the meta device."""
     if isinstance(model, nn.Module):
         return model, InMemorySource()
     _, source = opened_checkpoint(Path(model), device, dtype)
@@ -151,7 +153,7 @@ def problem_of(
     candidates: Mapping[str, Candidate],
     budget: Budget,
 ) -> SelectionProblem:
-    """Return the selection problem, without calibration data."""
+    """Return the selection problem, to which calibration data can be added."""
     free = [row for row in rows if _is_free(row, base, fixed)]
     if not free:
         raise ConfigError(
@@ -174,13 +176,17 @@ def problem_of(
 
 
 def _is_free(row: PlanRow, base: QConfig, fixed: Sequence[str]) -> bool:
-    """Return whether a selection covers the layer: a linear layer whose weights have the global scheme."""
+    """Return whether a selection covers a layer.
+
+    It covers linear layers whose weights have the global scheme of ``base``, except those that a pattern in
+    ``fixed`` matches.
+    """
     has_global = row.has_quantized_matrix and row.quantized_to.weight == base.global_quant_config.weight
     return has_global and first_match(row.name, fixed) is None
 
 
 def _other_bytes(model: nn.Module, rows: Sequence[PlanRow], free: Sequence[PlanRow], base: QConfig) -> int:
-    """Return the bytes of all tensors except the weights of free layers; fixed layers count as stored."""
+    """Return the bytes of all tensors of the result except the weights of the layers in ``free``."""
     replaced = {id(_weight(model, row)): 0 for row in free}
     for row in rows:
         if row.has_quantized_matrix and id(_weight(model, row)) not in replaced:
@@ -198,12 +204,12 @@ def _weight(model: nn.Module, row: PlanRow) -> Tensor:
 def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, Candidate]) -> QConfig:
     """Return ``base`` with new weight and input quantization for the chosen layers.
 
-    Outputs of layers, such as outputs that enter a quantized KV cache, keep the quantization of ``base``.
+    The quantization of layer outputs does not change. An example is outputs that enter a quantized KV cache.
 
     Args:
         base: The configuration of all other layers.
-        rows: All layers under ``base``.
-        chosen: Candidate by full name of layer.
+        rows: Rows of the plan under ``base``, for all layers.
+        chosen: Dictionary from full name of layer to candidate.
     """
     weights: Counter[str] = Counter()
     for row in rows:
@@ -227,7 +233,7 @@ def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, C
 
 
 def _layer(row: PlanRow, candidate: Candidate) -> QLayerConfig:
-    """Return the candidate's weight and input quantization, with the layer's own output quantization."""
+    """Return the settings of a layer: weight and input as in the candidate, and output as in ``row``."""
     output = None if row.config is None else row.config.output_tensors
     own = candidate.config.copied()
     return own if output is None else attrs.evolve(own, output_tensors=output)
@@ -238,9 +244,9 @@ def _resolved(config: QConfig, row: PlanRow) -> QLayerConfig:
 
 
 def _patterns(layers: Mapping[str, QLayerConfig], names: Sequence[str]) -> dict[str, QLayerConfig]:
-    """Return a dictionary from pattern to settings.
+    """Return a dictionary from pattern or full name to settings, which has the same effect as ``layers``.
 
-    A pattern is used if all layers that match it have equal settings. Other layers have exact names as keys.
+    A pattern stands for several layers if all layers in ``names`` that match it have equal settings.
     """
     patterns: dict[str, QLayerConfig] = {}
     done: set[str] = set()

@@ -1,4 +1,4 @@
-"""Selection: the choice and curve of a selector, the result with a configuration, and the protocol."""
+"""The protocol of selectors, the result of a selector, and this result together with its configuration."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class CurvePoint:
     """A point of the Pareto curve. No other choice with at most as many bytes has a smaller loss.
 
     Attributes:
-        group_bytes: Bytes of the groups.
+        group_bytes: Bytes of all groups.
         loss: Predicted loss.
-        choices: Candidate by group.
+        choices: Dictionary from group to candidate.
         measured_kl: Mean KL divergence from the float model on calibration tokens, in nats per token; None if
-            not measured.
+            it was not measured.
     """
 
     group_bytes: int
@@ -41,10 +41,11 @@ class Selection:
     """The result of a selector.
 
     Attributes:
-        choices: The candidate for each group of the problem.
-        losses: Predicted loss by group, then by candidate. Empty if the selector predicts no loss.
+        choices: Dictionary from group to candidate, for every group of the problem.
+        losses: Dictionary from group to candidate to predicted loss. It is empty if the selector predicts no
+            losses.
         unit: Unit of the losses, such as ``"nats per token"``.
-        curve: The Pareto curve in ascending order of bytes; may be empty.
+        curve: The Pareto curve in ascending order of bytes. It may be empty.
         notes: Remarks for the user.
     """
 
@@ -61,10 +62,10 @@ class SelectionResult:
 
     Attributes:
         config: The configuration, for planning, quantization and export.
-        selection: The choice.
-        problem: The problem.
-        selector: Name of the selector; None if an object was given.
-        seconds: How long the selector took.
+        selection: What the selector returned.
+        problem: The problem that the selector solved.
+        selector: Name of the selector; None if a selector object was passed.
+        seconds: The time that the selection took.
     """
 
     config: QConfig
@@ -75,17 +76,17 @@ class SelectionResult:
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of the groups under the choices."""
+        """The bytes of all groups with their chosen candidates."""
         return self.problem.bytes_of(self.selection.choices)
 
     @property
     def bits(self) -> float:
-        """Stored bits per weight under the choices."""
+        """The stored bits per weight of the groups with their chosen candidates."""
         return self.problem.bits_of(self.group_bytes)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all tensors of the checkpoint under the choices."""
+        """The bytes of all tensors of the checkpoint, with the chosen candidates."""
         return self.group_bytes + self.problem.other_bytes
 
     @property
@@ -95,7 +96,7 @@ class SelectionResult:
         return sum(losses[group][name] for group, name in self.selection.choices.items()) if losses else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: problem, choices, losses and curve, for reports and pictures."""
+        """Return problem, choices, losses and curve as JSON values, for reports and plots."""
         problem, selection = self.problem, self.selection
         return {
             "selector": self.selector,
@@ -129,15 +130,16 @@ def _point(problem: SelectionProblem, point: CurvePoint) -> dict[str, Any]:
 
 @runtime_checkable
 class SchemeSelector(Protocol):
-    """Chooses a scheme for each group of layers.
+    """The protocol of selectors, which choose a scheme for each group of layers.
 
-    The class must be callable without arguments; its keyword arguments are options.
+    A plugin registers a class. Its constructor must work without arguments, and its keyword arguments are the
+    options of the selector.
     """
 
     def select(self, problem: SelectionProblem) -> Selection:
-        """Return one candidate in ``problem.sizes`` for each group, within the budget.
+        """Choose a candidate from ``problem.sizes`` for each group, so that the choice meets the budget.
 
-        Do not change the model. Return the same choice for the same problem.
+        A selector must not change the model, and must return the same choice for the same problem.
 
         Raises:
             ConfigError: No choice meets the budget.
@@ -145,11 +147,11 @@ class SchemeSelector(Protocol):
 
 
 def selector_of(name: str | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, SchemeSelector]:
-    """Return the name of a registered selector, and the selector with the options.
+    """Create a registered selector with these options. Return its name and the selector.
 
     Args:
-        name: Name of the selector; None for the only installed one.
-        options: Options of the selector, by name.
+        name: Name of the selector; None for the only installed selector.
+        options: Dictionary from name of option to value.
 
     Raises:
         ConfigError: No selector is installed, several are installed but none is named, or the selector has
@@ -176,7 +178,7 @@ def selector_of(name: str | None = None, options: Mapping[str, Any] | None = Non
 
 
 def checked_selection(problem: SelectionProblem, selection: object, whose: str) -> Selection:
-    """Return the result of a selector as a valid `Selection`.
+    """Check the result of a selector, and return it.
 
     Args:
         problem: The problem.

@@ -1,4 +1,4 @@
-"""Automatic mixed precision: the schemes with the smallest predicted divergence under a budget."""
+"""Automatic mixed precision, which chooses the schemes with the least predicted divergence under a budget."""
 
 from quark_workbench.mixed_precision.by_sensitivity.knapsack import pareto_curve, smallest_loss
 from quark_workbench.mixed_precision.by_sensitivity.measure import measured_kl

@@ -1,6 +1,6 @@
-"""Prediction of the divergence from output errors, with the Fisher information of one backward pass.
+"""Prediction of the KL divergence that errors in the outputs of a layer cause, by one backward pass.
 
-For errors ``δy_t`` of the outputs of one layer at tokens t::
+If quantization changes the output of one layer at each token t by ``δy_t``, then::
 
     KL(float ‖ quantized) ≈ ½ E (Σ_t g_tᵀ δy_t)² ≈ ½ Σ_t E (g_tᵀ δy_t)²
 
@@ -10,8 +10,9 @@ the gradient of their own token, since a few tokens have the largest outputs but
 Martens, "New insights and perspectives on the natural gradient method", 2020, section 5, for the Fisher
 information as the curvature of the divergence.
 
-Positions of an encoder are not the predicted tokens: each acts on all of them, so their errors add up. If the
-outputs of a layer have another number of positions than the logits, only the first step is taken.
+In an encoder, the positions are not the predicted tokens. Each position affects all predicted tokens, so the
+errors of all positions add up. Therefore only the first step is used if the output of a layer has another
+number of positions than the logits.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ __all__ = ["divergences"]
 
 
 class _Forms:
-    """Layers in the schemes of candidates. They are kept between batches while there is enough memory.
+    """The layers of the model in the schemes of the candidates.
+
+    A layer is kept for the next batches if ``room`` suffices. Other layers are rounded again for each batch.
 
     Args:
-        room: Bytes for kept rounded weights; None keeps all. Other layers are rounded for each batch.
+        room: Bytes of memory for the rounded weights of kept layers; None keeps all layers.
     """
 
     def __init__(self, room: int | None) -> None:
@@ -60,13 +63,14 @@ class _Forms:
 class _Errors:
     """Sums of squared errors over forward passes.
 
-    Each layer adds its errors when its output gradient is known.
+    The errors of a layer are added in the backward pass, when the gradient of its output is computed.
 
     Attributes:
-        offered: Candidates that quantize a layer, by full name of layer.
-        forms: Has the layers in the schemes of the candidates.
-        squares: ``Σ_t (g_tᵀ δy_t)²`` so far, by layer, then by candidate; ``(Σ_t g_tᵀ δy_t)²`` of each call
-            for layers of other positions.
+        offered: Dictionary from full name of layer to the candidates that can quantize the layer.
+        forms: The layers in the schemes of the candidates.
+        squares: Dictionary from layer to candidate to the sum so far. The sum is ``Σ_t (g_tᵀ δy_t)²``. If the
+            output of a layer has another number of positions than the logits, it is ``(Σ_t g_tᵀ δy_t)²``,
+            summed over the calls.
         tokens: Number of tokens that the current call predicts.
     """
 
@@ -76,9 +80,9 @@ class _Errors:
     tokens: int = 0
 
     def hook(self, name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-        """Return the forward hook of a layer, which starts a graph at the layer if none begins before it.
+        """Return a forward hook that adds the errors of a layer when the gradient of its output is computed.
 
-        So layers of an encoder have gradients too.
+        If the output needs no gradient yet, the hook makes it a start of the autograd graph.
         """
 
         def watch(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -93,7 +97,11 @@ class _Errors:
 
     @torch.no_grad()
     def _add(self, name: str, module: nn.Module, x: Tensor, y: Tensor, gradient: Tensor) -> None:
-        """Add one batch of a layer: input, output and gradient, each ``[…, K or N]``."""
+        """Add the errors of a layer in one batch.
+
+        ``x [..., K]`` is the input, ``y [..., N]`` the output and ``gradient [..., N]`` the gradient of the
+        output.
+        """
         x, y, gradient = x.flatten(0, -2), y.flatten(0, -2).float(), gradient.flatten(0, -2).float()
         for candidate in self.offered[name]:
             error = self.forms.of(name, module, candidate)(x).float() - y
@@ -102,16 +110,17 @@ class _Errors:
 
 
 def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0, room: int | None = None) -> dict[str, dict[str, float]]:
-    """Return the predicted KL divergence in nats per token: by full name of layer, a dictionary by candidate.
+    """Return the predicted KL divergence, in nats per token, of each layer in each candidate's scheme.
 
-    The whole model and the activations of one batch are in memory. The model does not change.
+    The result is a dictionary from full name of layer to a dictionary from candidate to divergence. The whole
+    model and the activations of one batch must fit in memory. The model does not change.
 
     Args:
-        problem: The problem with the model.
-        calls: The batches.
-        seed: Seed of the tokens that are drawn.
-        room: Bytes for the rounded weights of all candidates; None is half of the free memory. Other layers
-            are rounded again for each batch.
+        problem: The selection problem, which has the model.
+        calls: The batches of calibration data.
+        seed: Seed for the random choice of next tokens.
+        room: Bytes of memory for rounded weights that are kept for the next batches; None for a fixed share
+            of the free memory. Other layers are rounded again for each batch.
     """
     problem.source.load(None)
     for block in problem.blocks:
@@ -133,7 +142,10 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
 
 
 def _backward(model: nn.Module, call: Call, generator: torch.Generator, errors: _Errors) -> int:
-    """Draw next tokens in a forward pass, run backward from their log-likelihood, and return their number."""
+    """Draw random next tokens in a forward pass, and run a backward pass from their log-likelihood.
+
+    Return the number of tokens.
+    """
     with torch.enable_grad():
         output = call.run(model)
         log_p = torch.log_softmax(getattr(output, "logits", output).flatten(0, -2).float(), -1)  # [tokens, V]
@@ -145,7 +157,7 @@ def _backward(model: nn.Module, call: Call, generator: torch.Generator, errors: 
 
 @contextmanager
 def _without_gradients(model: nn.Module) -> Iterator[None]:
-    """Give no parameter a gradient in the body of the ``with`` statement."""
+    """Compute no gradients of parameters in the body of the ``with`` statement."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in trained:

@@ -1,17 +1,18 @@
-"""Multiple-choice knapsack: one option per group, least loss within a size, exact to the byte.
+"""Multiple-choice knapsack: choose one option per group, with the least total loss within a total size.
 
     minimize    Σ_g loss[g][o_g]
     subject to  Σ_g size[g][o_g] ≤ most
 
-Dynamic programming over the groups keeps the sums that no other sum beats in both size and loss. A bound
-makes it fast: with a price λ per byte, the remaining groups cost at least ``Σ_g min_o (loss + λ size)``. Sums
-that cannot beat a known solution are dropped. λ and the known solution come from the linear relaxation, which
-takes steps in order of the loss saved per byte. Few sums remain, since the relaxation differs from a solution
-in only one group.
+Dynamic programming adds one group after the other. It drops each partial sum if another partial sum is
+smaller in both size and loss. A bound makes this fast: with a price λ per byte, the remaining groups cost at
+least ``Σ_g min_o (loss + λ size)``. A partial sum is dropped if, with this bound, it cannot be better than a
+solution that is known. λ and the known solution come from the linear relaxation, which starts from the
+smallest options and then takes the steps to larger options that save the most loss per byte. Few partial sums
+remain, since the relaxation differs from a solution in only one group.
 
-All sizes are integers. Solvers of mixed-integer programs use a relative tolerance, which is hundreds of bytes
-for a gigabyte. Source: Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, sections 11.2 (relaxation)
-and 11.5 (dynamic programming with bounds).
+All sizes are integers, so the result is exact to the byte. Solvers of mixed-integer programs are not: their
+relative tolerance is hundreds of bytes for a gigabyte. Source: Kellerer, Pferschy, Pisinger, "Knapsack
+Problems", 2004, sections 11.2 (relaxation) and 11.5 (dynamic programming with bounds).
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ Sizes = Mapping[str, Mapping[str, int]]
 
 
 def smallest_loss(losses: Sequence[Sequence[float]], sizes: Sequence[Sequence[int]], most: int) -> list[int]:
-    """Return the index of the best option of each group.
+    """Return the indices of the options, one for each group, whose sum of losses is smallest.
 
     Args:
-        losses: Losses of each option of each group.
-        sizes: Sizes of each option of each group, integers of at least 0.
-        most: The largest sum of sizes.
+        losses: For each group, the losses of its options.
+        sizes: For each group, the sizes of its options, which are integers of at least 0.
+        most: The largest allowed sum of sizes.
 
     Raises:
         ConfigError: Not even the smallest options fit.
@@ -56,12 +57,12 @@ def smallest_loss(losses: Sequence[Sequence[float]], sizes: Sequence[Sequence[in
 
 @attrs.frozen(eq=False)
 class _Group:
-    """The options of a group that a solution may contain, in ascending order of size.
+    """Those options of a group that the best solution may contain, in ascending order of size.
 
     Attributes:
-        options: Numbers of the options.
-        extra: Sizes of the options minus the smallest size.
-        losses: Losses of the options, in descending order.
+        options: Indices of the options in the group.
+        extra: For each option, its size minus the smallest size.
+        losses: The losses of the options, which are in descending order.
     """
 
     options: list[int]
@@ -70,7 +71,7 @@ class _Group:
 
     @classmethod
     def of(cls, losses: Sequence[float], sizes: Sequence[int]) -> _Group:
-        """Return the options that no smaller option beats in loss."""
+        """Return a group without the options whose loss a smaller option reaches."""
         kept: list[int] = []
         for option in sorted(range(len(sizes)), key=lambda o: (sizes[o], losses[o])):
             if not kept or losses[option] < losses[kept[-1]]:
@@ -78,7 +79,11 @@ class _Group:
         return cls(kept, [sizes[o] - sizes[kept[0]] for o in kept], [losses[o] for o in kept])
 
     def steps(self) -> list[tuple[float, int, int]]:
-        """Return the steps along the lower convex hull, the best first: saving, first and second option."""
+        """Return the steps between neighbouring options on the lower convex hull of losses over sizes.
+
+        A step is a tuple: the loss saved per byte, and the positions of the smaller and the larger option.
+        The step that saves most is first.
+        """
         steps, at = [], 0
         while at < len(self.options) - 1:
             saved = {o: (self.losses[at] - self.losses[o]) / (self.extra[o] - self.extra[at]) for o in range(at + 1, len(self.options))}
@@ -89,9 +94,10 @@ class _Group:
 
 
 def _relaxed(groups: Sequence[_Group], room: int) -> tuple[list[int], float]:
-    """Return the option of each group after the best steps that fit, and the price of a byte.
+    """Return a good solution, as an option for each group, and a price per byte.
 
-    The price is the loss saved per byte by the first step that does not fit; 0 if all fit.
+    The solution takes the steps that save the most loss per byte, as far as they fit in ``room``. The price
+    is the loss saved per byte in the first step that does not fit, or 0 if all steps fit.
     """
     taken, price = [0] * len(groups), 0.0
     for saved, g, start, end in sorted(((s, g, a, b) for g, group in enumerate(groups) for s, a, b in group.steps()), reverse=True):
@@ -104,7 +110,7 @@ def _relaxed(groups: Sequence[_Group], room: int) -> tuple[list[int], float]:
 
 
 def _better(groups: Sequence[_Group], room: int, known: Sequence[int], price: float) -> list[int]:
-    """Return the options of the best solution, or ``known`` if no solution is better than that."""
+    """Return the options of the best solution, or ``known`` if no solution is better than ``known``."""
     best = sum(group.losses[o] for group, o in zip(groups, known, strict=True))
     margin = _ROUNDING * sum(abs(group.losses[0]) for group in groups)
     cheapest = [min(loss + price * extra for loss, extra in zip(group.losses, group.extra, strict=True)) for group in groups]
@@ -132,7 +138,7 @@ def _better(groups: Sequence[_Group], room: int, known: Sequence[int], price: fl
 
 
 def _undominated(sizes: Tensor, losses: Tensor) -> Tensor:
-    """Return the positions of sums that no smaller sum beats in loss, in ascending order of size."""
+    """Return the positions of the sums whose loss no smaller sum reaches, in ascending order of size."""
     order = losses.argsort(stable=True)
     order = order[sizes[order].argsort(stable=True)]  # by size; equal sizes by loss
     sorted_losses = losses[order]
@@ -143,7 +149,9 @@ def _undominated(sizes: Tensor, losses: Tensor) -> Tensor:
 
 
 def best_choice(losses: Losses, sizes: Sizes, most: int) -> dict[str, str]:
-    """Return the candidate of each group with the smallest sum of losses in at most ``most`` bytes.
+    """Choose a candidate for each group so that the sum of losses is smallest within ``most`` bytes.
+
+    Return a dictionary from group to candidate.
 
     Raises:
         ConfigError: Not even the smallest candidates fit.
@@ -155,16 +163,18 @@ def best_choice(losses: Losses, sizes: Sizes, most: int) -> dict[str, str]:
 
 
 def loss_of(losses: Losses, choices: Mapping[str, str]) -> float:
-    """Return the sum of the losses of some choices."""
+    """Return the sum of the losses of the chosen candidates."""
     return sum(losses[group][name] for group, name in choices.items())
 
 
 def pareto_curve(losses: Losses, sizes: Sizes, points: int) -> tuple[CurvePoint, ...]:
-    """Return points of the curve at equal steps of size, in ascending order, without duplicates.
+    """Return points of the Pareto curve of loss over size, in ascending order of size.
+
+    The sizes at which the best choice is computed are equally spaced. Equal choices give one point.
 
     Args:
-        losses: By group, then by candidate.
-        sizes: Bytes by group, then by candidate.
+        losses: Dictionary from group to candidate to loss.
+        sizes: Dictionary from group to candidate to bytes.
         points: Largest number of points, at least 2.
     """
     low, high = (sum(chosen(own.values()) for own in sizes.values()) for chosen in (min, max))

@@ -1,4 +1,4 @@
-"""Measured divergence: KL divergence of next tokens between a choice of schemes and the float model."""
+"""Measurement of the KL divergence of next tokens that a choice of schemes causes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class _Forward(Call):
     """A forward pass of the model under one choice, or of the float model.
 
     Attributes:
-        candidate_of: Name of the candidate by full name of layer; empty for the float model.
-        finished: Called with the logits of all tokens, ``[tokens, V]``.
+        candidate_of: Dictionary from full name of layer to name of candidate; empty for the float model.
+        finished: Function that is called with the logits of all tokens, ``[tokens, V]``.
     """
 
     candidate_of: Mapping[str, str]
@@ -46,8 +46,9 @@ class _Forward(Call):
 
 
 def limited(data: Sequence[Call], tokens: int) -> list[Call]:
-    """Return the first calls that together have at least ``tokens`` tokens, or all calls if they have
-    fewer.
+    """Return as many calls as are needed for ``tokens`` tokens, from the start of ``data``.
+
+    If ``data`` has fewer tokens, return all calls.
     """
     taken: list[Call] = []
     count = 0
@@ -62,12 +63,12 @@ def limited(data: Sequence[Call], tokens: int) -> list[Call]:
 def measured_kl(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], tokens: int) -> list[float]:
     """Return the mean KL divergence from the float model for each of several choices, in nats per token.
 
-    Weights are rounded to nearest, and inputs with static scales are quantized with the scales of each batch.
-    The model runs under all choices together, so each block is read once.
+    Weights are rounded to nearest. If a scheme has static input scales, these scales are computed anew for
+    each batch. All choices run block by block in lockstep, so that a block is read once for many choices.
 
     Args:
-        problem: The problem with the model and the data.
-        choices: Candidate by name of group; other groups stay float.
+        problem: The selection problem, which has the model and the data.
+        choices: Dictionaries from name of group to candidate. Groups that a dictionary lacks stay float.
         tokens: Approximate number of tokens to measure on.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Forward passes with replaced layers and one block in memory, and layers in the scheme of a candidate."""
+"""Forward passes that replace layers and hold one block in memory, and layers in a candidate's scheme."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def streamed(
     The model does not change.
 
     Args:
-        problem: The problem with the model and the source of its tensors.
+        problem: The selection problem, which has the model and the source of its tensors.
         calls: The inputs of the forward passes.
-        layers: Full names.
-        replacement: Function that replaces the forward of each layer.
+        layers: Full names of the layers.
+        replacement: Function that replaces the ``forward`` method of each layer.
         to_the_end: Whether to compute the output head too.
     """
     problem.source.load(None)
@@ -76,18 +76,20 @@ def _standing_in(name: str, layer: nn.Module, replacement: Replacement) -> Calla
 
 
 def quantizing(problem: SelectionProblem, group: LayerGroup) -> list[Candidate]:
-    """Return the candidates that fit a group and quantize its weights."""
+    """Return the candidates that fit all layers of a group and quantize the weights of these layers."""
     fitting = [problem.candidates[name] for name in problem.sizes[group.name]]
     return [candidate for candidate in fitting if not candidate.is_float]
 
 
 class QuantizedForm:
-    """A layer in a candidate's scheme: weight rounded to nearest, input scales from the input itself.
+    """A layer in the scheme of a candidate.
+
+    The weight is rounded to nearest. Scales of the input are computed from each input.
 
     Args:
         name: Full name of the layer.
-        layer: The float layer; it does not change.
-        candidate: A candidate that quantizes.
+        layer: The float layer, which does not change.
+        candidate: A candidate that quantizes weights.
     """
 
     def __init__(self, name: str, layer: nn.Module, candidate: Candidate) -> None:
@@ -106,10 +108,10 @@ class QuantizedForm:
 
 
 class BlockForms:
-    """Layers in the schemes of candidates, created on demand, one block at a time.
+    """The layers of one block at a time in the schemes of the candidates. A layer is created on first use.
 
     Args:
-        problem: The problem with the blocks.
+        problem: The selection problem, which has the blocks.
     """
 
     def __init__(self, problem: SelectionProblem) -> None:
@@ -118,7 +120,7 @@ class BlockForms:
         self._forms: dict[tuple[str, str], QuantizedForm] = {}
 
     def of(self, name: str, layer: nn.Module, candidate: Candidate) -> QuantizedForm:
-        """Return a layer in the scheme of a candidate; drops the layers of earlier blocks."""
+        """Return a layer in the scheme of a candidate. The layers of other blocks are released."""
         if self._block is None or not self._block.owns(name):
             self._block = next(block for block in self._blocks if block.owns(name))
             self._forms.clear()

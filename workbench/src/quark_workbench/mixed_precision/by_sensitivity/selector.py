@@ -1,4 +1,4 @@
-"""MixedPrecision, the selector of this distribution: predict losses, then choose exactly."""
+"""MixedPrecision, a selector that predicts losses and then solves the choice exactly."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ UNITS: Mapping[str, str] = MappingProxyType(
 
 
 def losses_of(problem: SelectionProblem, sensitivity: str, tokens: int) -> Losses:
-    """Return the losses of all groups in all candidates that fit; a float layer has loss 0.
+    """Return the predicted loss of each group in each candidate that fits. The loss of ``float`` is 0.
 
     Args:
-        problem: The problem with the model and the data.
-        sensitivity: A key of `SENSITIVITIES`.
+        problem: The selection problem, which has the model and the data.
+        sensitivity: A key of `SENSITIVITIES`, which selects the method of prediction.
         tokens: Approximate number of tokens to use.
     """
     return SENSITIVITIES[sensitivity](problem, tokens)
@@ -51,7 +51,7 @@ def _output(problem: SelectionProblem, tokens: int) -> Losses:
 
 
 def _summed(problem: SelectionProblem, by_layer: Mapping[str, Mapping[str, float]]) -> Losses:
-    """Return the losses of layers, summed over each group."""
+    """Return the loss of each group in each candidate: the sum of the losses of its layers."""
     return {
         group.name: {name: sum(by_layer[layer].get(name, 0.0) for layer in group.layers) for name in problem.sizes[group.name]}
         for group in problem.groups
@@ -59,7 +59,7 @@ def _summed(problem: SelectionProblem, by_layer: Mapping[str, Mapping[str, float
 
 
 def _kl(problem: SelectionProblem, tokens: int) -> Losses:
-    """Return the measured divergence of the model with only one group quantized."""
+    """Return, for each group and candidate, the measured divergence if only this group is quantized."""
     singles = [(group.name, one.name) for group in problem.groups for one in quantizing(problem, group)]
     measured = dict(zip(singles, measured_kl(problem, [{group: name} for group, name in singles], tokens), strict=True))
     return {group.name: {name: measured.get((group.name, name), 0.0) for name in problem.sizes[group.name]} for group in problem.groups}
@@ -76,13 +76,14 @@ _TOKENS = 1024
 
 
 def output_errors(problem: SelectionProblem, calls: Sequence[Call]) -> dict[str, dict[str, float]]:
-    """Return the squared output error per token, by full name of layer, then by candidate that quantizes it.
+    """Return the squared output error per token of each layer in each candidate's scheme.
 
-    It runs the float model with one block in memory at a time.
+    The result is a dictionary from full name of layer to a dictionary from candidate to error. The inputs of
+    a layer are those in the float model, of which one block at a time is in memory.
 
     Args:
-        problem: The problem with the model, which does not change.
-        calls: The batches.
+        problem: The selection problem. Its model does not change.
+        calls: The batches of calibration data.
     """
     offered = {layer: quantizing(problem, group) for group in problem.groups for layer in group.layers}
     squares = {layer: {one.name: 0.0 for one in own} for layer, own in offered.items()}
@@ -119,15 +120,19 @@ def _at_least(least: int) -> Callable[[object, attrs.Attribute[int], int], None]
 
 @attrs.frozen(kw_only=True)
 class MixedPrecision:
-    """Chooses the candidates with the smallest predicted loss under a budget, with an exact knapsack.
+    """A selector that chooses the candidates with the smallest predicted loss under a budget.
+
+    The choice is the exact solution of a knapsack problem.
 
     Attributes:
-        sensitivity: How losses are predicted. ``fisher``: output errors weighted by squared gradients of one
-            backward pass, with the whole model in memory. ``output``: relative output errors of one forward,
-            block by block. ``kl``: one measured forward for each group and candidate.
+        sensitivity: The method that predicts losses. ``fisher`` weights output errors by the gradients of one
+            backward pass, with the whole model in memory. ``output`` takes the output errors of one forward
+            pass, block by block. ``kl`` measures the KL divergence in one forward pass for each group and
+            candidate.
         tokens: Approximate number of calibration tokens for the prediction.
-        points: Points of the Pareto curve, at least 2.
-        measured: Number of points of the curve to measure in addition to the choice; 0 measures none.
+        points: Number of points of the Pareto curve, at least 2.
+        measured: Number of points of the curve whose divergence is measured, in addition to the chosen point.
+            With 0, nothing is measured for a budget of bits or bytes.
         measured_tokens: Approximate number of calibration tokens for a measurement.
 
     Raises:
@@ -141,11 +146,11 @@ class MixedPrecision:
     measured_tokens: Annotated[int, OptionNote(examples=(48,))] = attrs.field(default=1024, validator=_at_least(1))
 
     def select(self, problem: SelectionProblem) -> Selection:
-        """See `quark_workbench.mixed_precision.SchemeSelector.select`."""
+        """Solve a problem as the protocol `quark_workbench.mixed_precision.SchemeSelector` requires."""
         return self.select_by(problem, losses_of(problem, self.sensitivity, self.tokens))
 
     def select_by(self, problem: SelectionProblem, losses: Losses) -> Selection:
-        """Return the selection for predicted losses; the losses are valid for every budget of a problem."""
+        """Return the selection for predicted losses. The same losses can be used again for another budget."""
         curve = pareto_curve(losses, problem.sizes, self.points)
         if problem.most_bytes is not None:
             choices = best_choice(losses, problem.sizes, problem.most_bytes)
@@ -155,7 +160,7 @@ class MixedPrecision:
         return Selection(choices, losses, UNITS[self.sensitivity], curve, tuple(_notes(curve, self.sensitivity)))
 
     def _measured(self, problem: SelectionProblem, curve: Sequence[CurvePoint], choices: Mapping[str, str]) -> tuple[CurvePoint, ...]:
-        """Return the curve with the measured divergence of the choice and of points at equal steps."""
+        """Return the curve with measured divergences at the chosen point and at equally spaced points."""
         if not self.measured:
             return tuple(curve)
         own = problem.bytes_of(choices)
@@ -167,10 +172,11 @@ class MixedPrecision:
     def _within_divergence(
         self, problem: SelectionProblem, losses: Losses, curve: tuple[CurvePoint, ...]
     ) -> tuple[tuple[CurvePoint, ...], dict[str, str]]:
-        """Return the curve, and its smallest choice whose measured divergence is within the budget.
+        """Return the curve, and the smallest found choice whose measured divergence is within the budget.
 
         Raises:
-            ConfigError: Not even the largest choice meets the budget; names the range that can be reached.
+            ConfigError: Not even the largest choice meets the budget. The message names the divergences that
+                the smallest and the largest choice reach.
         """
         most = problem.budget.kl or 0.0
         ends = [curve[0], curve[-1]]
@@ -201,13 +207,13 @@ def _point(problem: SelectionProblem, losses: Losses, choices: Mapping[str, str]
 
 
 def _by_size(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
-    """Return points in ascending order of size; of several with one size, the last."""
+    """Return points in ascending order of size. Of several points with the same size, keep the last."""
     by_size = {point.group_bytes: point for point in points}
     return tuple(by_size[size] for size in sorted(by_size))
 
 
 def _notes(curve: Sequence[CurvePoint], sensitivity: str) -> list[str]:
-    """Return a note with the range of measured ÷ predicted losses."""
+    """Return a note on the ratio of measured to predicted divergence, if it is known at two points."""
     pairs = [(point.loss, point.measured_kl) for point in curve if point.measured_kl is not None and point.loss > 0]
     if sensitivity == "output" or len(pairs) < 2:
         return []
