@@ -1,6 +1,6 @@
-"""The records of quark-workbench: commands, data sources, metrics, a selector; and the display of runs.
+"""The plugin of quark-workbench: records of commands, data sources, metrics and a selector, and two hooks.
 
-Nothing heavy is imported.
+The hooks show the progress of runs, and measure layers for reports. This module imports no slow package.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def quark_measure(moment: Moment) -> None:
 
 @hookimpl
 def quark_register_datasets() -> Iterator[DatasetRecord]:
-    """Yield the sources of text: kinds of files, data sets of the Hugging Face Hub, known data sets."""
+    """Yield the sources of samples: files of several kinds, any data set of the Hugging Face Hub, and a few
+    named data sets.
+    """
     yield _files("text", (".txt",), "plain text: one sample a file, or parts of it")
     yield _files("json_lines", (".jsonl", ".ndjson", ".json"), "JSON: an object with a text or a chat in each line, or a list of objects")
     yield _files("parquet", (".parquet",), "Parquet tables with a column of texts or chats")
@@ -75,7 +77,7 @@ def quark_register_datasets() -> Iterator[DatasetRecord]:
 
 @hookimpl
 def quark_register_metrics() -> Iterator[MetricRecord]:
-    """Yield the metrics in addition to perplexity and KL divergence."""
+    """Yield the metrics that can be measured in addition to perplexity and KL divergence."""
     metrics = "quark_workbench.evaluate.metrics"
     yield MetricRecord(name="accuracy", metric=f"{metrics}:accuracy", summary="share of tokens that are the most likely one")
     yield MetricRecord(name="entropy", metric=f"{metrics}:entropy", summary="entropy of the predictions, in nats")
@@ -89,7 +91,7 @@ def quark_register_metrics() -> Iterator[MetricRecord]:
 
 @hookimpl
 def quark_register_selectors() -> Iterator[SelectorRecord]:
-    """Yield the record of automatic mixed precision."""
+    """Yield the record of the selector for automatic mixed precision."""
     yield SelectorRecord(
         name="mixed_precision",
         aliases=("amp",),

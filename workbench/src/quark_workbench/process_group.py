@@ -1,8 +1,9 @@
-"""Connects the processes that ``torchrun`` has started. If one of them fails, the others are told the reason.
+"""The connection of the processes that ``torchrun`` has started.
 
-``torchrun`` (torch.distributed.elastic) starts the processes, tells each its number in the environment, keeps
-a store that outlives them, and ends all of them when one has failed. Data go over ``gloo``, and sums of
-tensors on GPUs over ``nccl``.
+If one process fails, the other processes get its error message. ``torchrun`` (torch.distributed.elastic)
+starts the processes and ends all of them when one has failed. It passes each process its number in an
+environment variable, and runs a key-value store that outlives the processes. Data are sent over ``gloo``, and
+sums of tensors on GPUs are computed over ``nccl``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SILENCE = 10.0
 
 
 def is_one_of_many() -> bool:
-    """Return whether this process is one of several that ``torchrun`` has started."""
+    """Return whether ``torchrun`` has started this process as one of several processes."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
@@ -45,16 +46,18 @@ def is_one_of_many() -> bool:
 def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False) -> Iterator[tuple[Ranks, torch.device]]:
     """Yield the `Ranks` of the run that this process belongs to, and the device that it works on.
 
-    There is one rank if ``torchrun`` has not started the process.
+    There is only one rank if ``torchrun`` has not started the process.
 
-    If the body raises an exception, the other ranks receive it and stop with a RankError.
+    If the body of the ``with`` statement raises an exception, the other ranks stop with a RankError that has
+    its message.
 
     Args:
-        device: Device of the run; "cuda" without a number is divided among the processes of each machine.
+        device: Device of the run. For ``"cuda"`` without a number, each process of a machine gets its own
+            GPU.
         is_deterministic: As in `quark.base.ranks.Ranks`.
 
     Raises:
-        ConfigError: The environment is incomplete, or names a device for all processes of a machine.
+        ConfigError: An environment variable is missing, or all processes of a machine would use one GPU.
         RankError: The other processes cannot be reached.
         UnsupportedError: This build of PyTorch has no torch.distributed.
     """
@@ -83,7 +86,7 @@ def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False
 
 
 class _ProcessGroup:
-    """The default group of torch.distributed as a `quark.base.ranks.Group`."""
+    """A `quark.base.ranks.Group` that exchanges data over the default process group of torch.distributed."""
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
         self._rank = rank
@@ -91,7 +94,7 @@ class _ProcessGroup:
         self._store = store
 
     def gather(self, data: bytes) -> list[bytes]:
-        """See `quark.base.ranks.Group.gather`."""
+        """Do what `quark.base.ranks.Group.gather` says."""
         with self._failing_together():
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
             dist.all_gather(sizes, torch.tensor([len(data)]))
@@ -100,7 +103,7 @@ class _ProcessGroup:
         return [each.numpy().tobytes() for each in self.gather_tensors(own, lengths)]
 
     def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """See `quark.base.ranks.Group.gather_tensors`. Data go from GPU to GPU if ``x`` is on a GPU."""
+        """Do what `quark.base.ranks.Group.gather_tensors` says, on the device of ``x``."""
         with self._failing_together():
             longest = max(sizes)
             received = [x.new_empty(longest) for _ in sizes]
@@ -108,12 +111,12 @@ class _ProcessGroup:
         return [each[:size] for each, size in zip(received, sizes, strict=True)]
 
     def sum_(self, x: Tensor) -> None:
-        """See `quark.base.ranks.Group.sum_`."""
+        """Do what `quark.base.ranks.Group.sum_` says."""
         with self._failing_together():
             dist.all_reduce(x)
 
     def report(self, error: BaseException) -> None:
-        """Tell the other ranks why this rank stops, unless it stops because another rank failed."""
+        """Send the other ranks the error that stops this rank, unless another rank failed first."""
         if isinstance(error, RankError | SystemExit):
             return  # another rank has failed, and told this one or torchrun, which ends all
         kind = "" if isinstance(error, Exception) and type(error).__module__.startswith("quark.") else f"{type(error).__name__}: "
@@ -128,7 +131,7 @@ class _ProcessGroup:
             raise self._cause(error) from error
 
     def _cause(self, error: Exception) -> RankError:
-        """Return the error that another rank has reported, or a description of the failed exchange."""
+        """Return the error that another rank has reported, or an error that describes ``error``."""
         until = time.monotonic() + _PATIENCE
         is_reached = False  # the store may have ended with the first rank, which holds it without torchrun
         while time.monotonic() < until:
@@ -146,7 +149,7 @@ class _ProcessGroup:
 
 @contextmanager
 def _waiting_aloud() -> Iterator[None]:
-    """Warn if the other processes have not started after some seconds."""
+    """Log a warning if the body of the ``with`` statement waits long for processes that have not started."""
     told = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     text = (
         "Rank {RANK} waits at {MASTER_ADDR}:{MASTER_PORT} until all {WORLD_SIZE} processes of this run have started, for up to "
@@ -178,7 +181,7 @@ def _meet() -> tuple[Store, int, int]:
 
 
 def _own_device(device: torch.device) -> torch.device:
-    """Return the device of this process."""
+    """Return the device of this process, which for ``"cuda"`` without a number is one GPU of the machine."""
     if device.type != "cuda":
         return device
     if device.index is not None:

@@ -1,4 +1,4 @@
-"""What a run would do, write and need, known before it reads weights: `plan`, `estimate_model`."""
+"""`plan` and `estimate_model`, which tell what a run would do, write and need, without reading weights."""
 
 from quark_workbench.planning.model_estimate import estimate_model
 from quark_workbench.planning.planned_run import plan

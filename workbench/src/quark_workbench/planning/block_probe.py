@@ -1,4 +1,4 @@
-"""A measurement of one block, or of a narrower copy: seconds by phase."""
+"""A measurement of how many seconds each phase of a run takes for one block, or for a narrower copy."""
 
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ class BlockSeconds:
     """The seconds that a run spends on one block.
 
     Attributes:
-        fixed: Seconds by phase (`quark.calibration.phases.PHASES`), without data.
-        per_token: Seconds by phase for each calibration token.
+        fixed: Dictionary from phase (`quark.calibration.phases.PHASES`) to the seconds that do not depend on
+            the number of tokens.
+        per_token: Dictionary from phase to the seconds for each calibration token.
         size: Bytes of the block's float tensors.
-        measured_share: Size of the measured block ÷ ``size``: 1 for the block itself, less for a copy with
-            fewer channels, attention heads and experts.
+        measured_share: Size of the measured block ÷ ``size``. It is 1 if the block itself was measured, and
+            less if a copy with fewer channels, attention heads or experts was measured.
     """
 
     fixed: Mapping[str, float]
@@ -79,12 +80,13 @@ class _OneBlock:
 
     Attributes:
         model: The model, on the device of the planned model.
-        config: Config of its run.
+        config: The quantization configuration for the measured run.
         size: Bytes of the block's float tensors.
-        work: Two numbers by phase; the phase's time is a linear combination of them. They are bytes of the
-            block and a constant, or bytes and columns if columns are rounded one after another. Phases whose
-            time grows with the data have only the FLOPs of a token.
-        products: Additional FLOPs of products and factors in the phase "solve".
+        work: Dictionary from phase to two numbers. The time of a phase is assumed to be a linear combination
+            of its two numbers. These are the bytes of the block and a constant; or the bytes and the number
+            of columns, in the phase "solve" if columns are rounded one after another. For a phase whose time
+            grows with the data, the first number is the FLOPs of a token and the second is 0.
+        products: FLOPs of matrix products and factorizations in the phase "solve", which ``work`` lacks.
     """
 
     model: nn.Module
@@ -95,7 +97,7 @@ class _OneBlock:
 
     @classmethod
     def of(cls, model: nn.Module, block: Block, config: QConfig, two_passes: bool, length: int) -> _OneBlock:
-        """Return the model with one of its blocks, for calibration sequences of ``length`` tokens."""
+        """Return a copy of ``model`` that has only ``block``. ``length`` is the tokens in a sequence."""
         one = _of_one_block(model, block)
         size = sum(p.nbytes for p in block.module.parameters())
         work = workload_of(one, plan_run(one, config, carried=()).in_memory_mode(two_passes), Calibration(1, length))
@@ -113,18 +115,20 @@ class _OneBlock:
 def measured_block(
     model: nn.Module, run: Run, length: int, exporter: Exporter, options: ExportOptions, device: torch.device
 ) -> BlockSeconds | None:
-    """Return the seconds of a block of the most frequent size; None if the model does not run with one block.
+    """Return the seconds that the run spends on a block, or None if the model does not run with one block.
 
-    The time of a narrow copy predicts how long the block would take. If that is longer than a few seconds,
-    the widest copy that takes less is measured, and its seconds are scaled by FLOPs, bytes or columns. Two
-    widths separate the parts of a phase that grow with bytes and with columns. The products of column-wise
-    rounding are assumed to be as fast as the products of its statistics.
+    A block of the most frequent size is measured. First, a narrow copy predicts how long the measurement of
+    this block would take. If it would take more than a few seconds, the widest copy that takes less is
+    measured instead, and the result is scaled by FLOPs, bytes or columns. Measurements at two widths separate
+    the time that grows with bytes from the time that grows with columns. The matrix products of column-wise
+    rounding are assumed to run at the same speed as those of its statistics.
 
     Args:
-        model: Model of the plan, on the meta device except for buffers that checkpoints lack; not changed.
-        run: The run, with its memory mode.
-        length: Tokens of a calibration sequence.
-        exporter: The exporter; one that streams writes to a temporary directory.
+        model: The model of the plan, which does not change. It is on the meta device, except for buffers that
+            checkpoints lack.
+        run: The run, in its memory mode.
+        length: Number of tokens in a calibration sequence.
+        exporter: The exporter. If it streams, it writes to a temporary directory.
         options: Options of the export.
         device: Device of the run.
     """
@@ -169,9 +173,9 @@ def measured_block(
 
 
 def _line(few: Mapping[str, float], more: Mapping[str, float], length: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds by phase without data, and the seconds by phase per token, from two runs.
+    """Return the seconds of each phase without data, and the seconds of each phase per token.
 
-    The runs have `_FEW` and `_MORE` sequences.
+    They come from the times of two runs, ``few`` with `_FEW` sequences and ``more`` with `_MORE` sequences.
     """
     pairs = {name: (few.get(name, 0.0), more.get(name, 0.0)) for name in dict.fromkeys([*few, *more])}
     slopes = {name: max(0.0, b - a) / ((_MORE - _FEW) * length) if name in _BY_TOKEN else 0.0 for name, (a, b) in pairs.items()}
@@ -179,9 +183,9 @@ def _line(few: Mapping[str, float], more: Mapping[str, float], length: int) -> t
 
 
 def _widest(models: list[_OneBlock], times: Mapping[str, float], device: torch.device) -> _OneBlock:
-    """Return the widest model whose measurement takes at most `_BUDGET`.
+    """Return the widest model whose measurement takes at most `_BUDGET` seconds, or the narrowest model.
 
-    ``times`` are the seconds by phase of the narrowest model with one sequence.
+    ``times`` has the seconds of each phase for the narrowest model with one sequence.
     """
     narrowest = models[-1]
     for one in models[:-1]:
@@ -193,9 +197,9 @@ def _widest(models: list[_OneBlock], times: Mapping[str, float], device: torch.d
 
 
 def _extended(work: tuple[float, float], *known: tuple[tuple[float, float], float]) -> float:
-    """Return the seconds of an amount of work from the seconds of one or two others.
+    """Return the seconds for an amount of work ``(x, y)``, from known seconds for one or two other amounts.
 
-    The model is ``a x + b y`` with ``a, b >= 0``, or proportional to ``x`` if only one amount is known.
+    The seconds are assumed to be ``a x + b y`` with ``a, b >= 0``, or ``a x`` if only one amount is known.
 
     >>> _extended((64.0, 8.0), ((8.0, 4.0), 16.0), ((1.0, 1.0), 3.0))
     80.0
@@ -216,7 +220,10 @@ def _extended(work: tuple[float, float], *known: tuple[tuple[float, float], floa
 
 
 def _of_all_widths(model: nn.Module, run: Run, blocks: list[Block], length: int, used: int) -> list[_OneBlock]:
-    """Return models with one block of the most frequent size, from the planned width to narrower ones."""
+    """Return models that have only a block of the most frequent size. The first model has the planned width.
+
+    Each further model is narrower than the model before it.
+    """
     config = attrs.evolve(run.plan.config, strict=False, spill_directory=None)
     sizes = [sum(p.nbytes for p in block.module.parameters()) for block in blocks]
     index = sizes.index(statistics.mode(sizes))
@@ -232,9 +239,9 @@ def _of_all_widths(model: nn.Module, run: Run, blocks: list[Block], length: int,
 
 
 def seconds_per_byte(file: Path) -> float:
-    """Return the seconds per byte of reading a file.
+    """Read a file, and return the seconds that reading takes per byte.
 
-    If the system can drop cached pages, the file is read from the disk.
+    If the system can drop pages from its cache, the file is read from the disk.
     """
     with file.open("rb", buffering=0) as opened:
         release_cached(opened.fileno(), _READ)
@@ -278,7 +285,7 @@ def _with_weights(one: nn.Module, device: torch.device) -> nn.Module:
 def _seconds(
     one: _OneBlock, run: Run, count: int, length: int, exporter: Exporter, options: ExportOptions, device: torch.device
 ) -> dict[str, float]:
-    """Return the seconds by phase of a run with ``count`` sequences on a copy of a model with one block."""
+    """Quantize a copy of a model with ``count`` sequences of data, and return the seconds of each phase."""
     model = _with_weights(one.model, device)
     generator = torch.Generator().manual_seed(count)
     ids = [torch.randint(_VOCABULARY, (1, length), generator=generator).to(device) for _ in range(count if run.needs_data else 0)]

@@ -1,4 +1,4 @@
-"""Estimate: the output, memory and time of a run, from its plan and the shapes of its model."""
+"""Estimate: the output, memory and time of a run, computed from its plan and the shapes of the model."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _NAMES = {"load": "loading", "forward": "forwards", "solve": "rounding", "write"
 
 @attrs.frozen
 class Output:
-    """The files and bits that an export writes for tensors.
+    """The sizes of the files and tensors that an export writes.
 
     Attributes:
-        files: Sizes in bytes by name, with the index, without the configuration and the tokenizer.
-        quantized_bits: Bits of all tensors of layers with a quantized weight, without separate activation
-            tensors.
-        quantized_weights: The number of these weights.
+        files: Dictionary from name of file to bytes, for the files with tensors and their index.
+        quantized_bits: Bits of all tensors inside layers with a quantized weight. Tensors for activations
+            that are stored outside these layers do not count.
+        quantized_weights: The number of weights in these layers.
         bits: Bits of all tensors.
         weights: The number of all weights of the float model.
     """
@@ -58,12 +58,12 @@ class Output:
 
     @property
     def bytes(self) -> int:
-        """The size of all files."""
+        """The total size of all files."""
         return sum(self.files.values())
 
     @property
     def bits_per_quantized_weight(self) -> float:
-        """Mean bits of a quantized weight, including its share of scales and zero points.
+        """The mean number of bits for a quantized weight, including scales and zero points.
 
         It is 0 if no weight is quantized.
         """
@@ -71,7 +71,7 @@ class Output:
 
     @property
     def bits_per_weight(self) -> float:
-        """Mean bits of a weight of the whole model."""
+        """The mean number of bits for a weight, over the whole model."""
         return self.bits / self.weights if self.weights else 0.0
 
 
@@ -80,12 +80,13 @@ class Estimate:
     """The output, the memory, the work and the time of a run.
 
     Attributes:
-        output: The output; None for an exporter that does not list its tensors in advance.
-        memory: Largest number of bytes of each part, by name. The sum exceeds the run's peak if the parts
-            peak at different times.
-        work: FLOPs.
-        block: The seconds of one block; None if not measured.
-        seconds: Seconds by part of the run, computed from the measured block. Empty without a measurement.
+        output: The output; None for an exporter that cannot tell its tensors in advance.
+        memory: Dictionary from the name of a part of the memory to its largest size in bytes. If the parts
+            are largest at different times, the run never needs as much as their sum.
+        work: The number of FLOPs, in detail.
+        block: The seconds of one block; None if no block was measured.
+        seconds: Dictionary from the name of a part of the run to seconds, computed from the measured block.
+            It is empty if no block was measured.
         is_probed: Whether a measurement was requested.
         device: Device of the run.
     """
@@ -100,12 +101,12 @@ class Estimate:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak memory of the run on host and device together."""
+        """An upper estimate of the memory of the run in bytes, on host and device together."""
         return sum(self.memory.values())
 
     @property
     def device_bytes(self) -> int:
-        """Peak memory of the device. It is 0 if the device is the CPU."""
+        """An upper estimate of the device's memory in bytes; 0 if the device is the CPU."""
         return 0 if self.device == "cpu" else sum(size for name, size in self.memory.items() if name not in _OF_HOST)
 
     @property
@@ -144,19 +145,18 @@ def estimate(
     in_memory: bool = False,
     probing: bool = True,
 ) -> Estimate:
-    """Estimate a run on calibration data of the size ``calibration``.
-
-    The model may be a checkpoint's or one in memory.
+    """Return the `Estimate` of a run, which may quantize a checkpoint or a model in memory.
 
     Args:
-        model: Model of the plan, on the meta device.
-        run: From `quark.runs.run.plan_run`, in the memory mode for the data (`quark.runs.run.Run.for_data`).
-        calibration: The size of the data.
+        model: The model of the plan, on the meta device.
+        run: The run that `quark.runs.run.plan_run` returns, in the memory mode for the data
+            (`quark.runs.run.Run.for_data`).
+        calibration: The size of the calibration data.
         exporter: The exporter.
         options: Options of the export.
         device: Device of the run.
-        file: A file of the checkpoint, to measure the read speed; None if there is none.
-        in_memory: Whether the model is loaded already, so that rounded weights add to it.
+        file: A file of the checkpoint, with which the speed of reading is measured; None without such a file.
+        in_memory: Whether the model is in memory already. Then the memory for rounded weights is additional.
         probing: Whether to measure a block to estimate the time. The measurement takes a few seconds.
     """
     content = CheckpointContent(model, run.plan.config, run.plan)
@@ -172,7 +172,10 @@ def estimate(
 
 
 def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> Output:
-    """Return the `Output` of a writer of these parts."""
+    """Return the `Output` of an export that writes the tensors in ``parts``.
+
+    ``max_shard_bytes`` is the largest size of a file.
+    """
     parts = list(parts)
     quantized = {r.name: math.prod(r.shape) for r in run.plan.quantized if r.has_quantized_weight}
     total = inside = 0
@@ -186,9 +189,10 @@ def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]],
 
 
 def _being_written(model: nn.Module, parts: Iterable[Mapping[str, Tensor]], device: torch.device) -> int:
-    """Return the bytes of the two largest parts, since one part is written while the next is computed.
+    """Return the bytes that tensors need while they are written.
 
-    On the CPU, unchanged tensors of the model take no extra memory.
+    These are the two largest parts, since one part is written while the next part is computed. On the CPU,
+    tensors that the export writes unchanged need no extra memory.
     """
     own = {name: (t.shape, t.dtype) for name, t in model.state_dict().items()} if device.type == "cpu" else {}
     sizes = (sum(t.nbytes for name, t in part.items() if own.get(name) != (t.shape, t.dtype)) for part in parts)
@@ -225,9 +229,9 @@ def _memory(
 
 
 def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
-    """Return the bytes of the activations of forward passes that wait inside a block.
+    """Return the bytes of the activations that all forward passes hold at the same time.
 
-    If no statistics are needed, the forward passes wait between two blocks.
+    Forward passes wait inside a block if statistics are needed, or else between two blocks.
     """
     data = calibration.calls()
     streams = run.algorithms.streams
@@ -239,7 +243,10 @@ def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
 
 
 def _seconds(model: nn.Module, run: Run, calibration: Calibration, block: BlockSeconds, file: Path | None) -> dict[str, float]:
-    """Return the seconds of reading the checkpoint, and of all blocks by phase, from the measured block."""
+    """Return a dictionary with the seconds of reading the checkpoint, and of each phase for all blocks.
+
+    ``block`` has the seconds of the measured block.
+    """
     in_blocks = sum(p.nbytes for b in decoder_blocks(model, run.plan.architecture) for p in b.module.parameters())
     stored = sum(p.nbytes for p in model.parameters())
     tokens = calibration.tokens if run.needs_data else 0

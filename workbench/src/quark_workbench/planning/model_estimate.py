@@ -1,4 +1,4 @@
-"""estimate_model: the needs of quantizing and exporting a model in memory."""
+"""The function `estimate_model`, which tells what the quantization and export of a model in memory need."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def estimate_model(
     options: ExportOptions | None = None,
     probing: bool = True,
 ) -> Estimate:
-    """Return the `Estimate` of `ModelQuantizer.quantize_model` and an export.
+    """Return the `Estimate` for `ModelQuantizer.quantize_model` followed by an export.
 
     Args:
-        model: Any module tree; meta tensors are enough. It does not change.
+        model: Any module, which does not change. Its tensors can be on the meta device.
         config: The configuration.
         calibration: The size of the calibration data, if any are needed.
         exporter: Name of the exporter.
@@ -40,7 +40,8 @@ def estimate_model(
         probing: Whether to measure this machine for a few seconds to estimate the time.
 
     Raises:
-        ConfigError: The configuration does not fit the model; also UnknownNameError for the exporter.
+        ConfigError: The configuration does not fit the model.
+        UnknownNameError: There is no such exporter.
 
     Example:
         >>> from quark_tiny_model import tiny_model, tiny_template

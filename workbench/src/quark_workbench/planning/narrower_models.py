@@ -1,4 +1,4 @@
-"""Narrower models of a class, for measurements of a block; numbers of experts in a config."""
+"""Narrower models of a class, for measurements of a block, and the numbers of experts in a config."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_exp
 
 
 def experts_per_token(config: Any) -> tuple[int | None, int | None]:
-    """Return how many experts of a mixture each token is routed to, and how many there are.
+    """Return the number of experts that process a token, and the number of all experts of a layer.
 
-    Each of the two numbers is None if the config does not have it.
+    A number is None if the config does not have it.
     """
     return next(iter(_counts(config, _CHOSEN).values()), None), next(iter(_counts(config, _EXPERTS).values()), None)
 
 
 def narrowed(config: Any, layers: int) -> Any:
-    """Return a config with ``layers`` decoder blocks of half the channels, heads and experts.
+    """Return a config for ``layers`` decoder blocks with half as many channels, heads and experts.
 
-    The size of a head and the number of experts per token do not change. Channels stay at least 512, experts
-    at least
-    twice the number per token. Return None if nothing can be halved.
+    The size of a head and the number of experts per token do not change. There remain at least 512 channels,
+    and at least twice as many experts as a token uses. Return None if nothing can be halved.
     """
     config = copy.deepcopy(config)
     text = config.get_text_config()
@@ -56,17 +55,17 @@ def narrowed(config: Any, layers: int) -> Any:
 
 
 def _counts(config: Any, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the attributes of a config that are positive integers."""
+    """Return a dictionary of the attributes in ``names`` whose value in the config is a positive integer."""
     values = {name: getattr(config, name, None) for name in names}
     return {name: n for name, n in values.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
 
 
 def narrower_models(model: nn.Module, layers: int) -> Iterator[nn.Module]:
-    """Yield models of the class of ``model`` on the meta device, each about half as wide as the one before.
+    """Yield models of the same class as ``model``, each about half as wide as the model before it.
 
-    They have fewer channels, attention heads and experts, and only the first ``layers`` decoder blocks.
-    It yields nothing for a model that is not from transformers. All models are at most half as wide as
-    ``model``.
+    The first one is about half as wide as ``model``. The models have fewer channels, attention heads and
+    experts, and only ``layers`` decoder blocks. They are on the meta device. Nothing is yielded if ``model``
+    is not a model of transformers.
     """
     from transformers import PretrainedConfig
 

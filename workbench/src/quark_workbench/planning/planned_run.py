@@ -1,6 +1,6 @@
 """PlannedRun: the output and needs of a run on a checkpoint, and all known reasons why the run would fail.
 
-No weight is read; `planned_lines` is its text.
+No weight is read. `planned_lines` returns a `PlannedRun` as text.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Refusal:
     """A reason why a run would fail.
 
     Attributes:
-        kind: The class of the error that the run would raise.
-        message: The thing, the cause and the fix.
+        kind: Name of the class of the error that the run would raise.
+        message: The message of this error.
     """
 
     kind: str
@@ -64,11 +64,12 @@ class PlannedRun:
     """The plan, the estimate and the refusals of a run on a checkpoint.
 
     Attributes:
-        plan: What each layer gets; None if a refusal prevents a plan.
+        plan: The quantization of each layer; None if a refusal prevents a plan.
         estimate: What the run writes and needs; None if ``plan`` is None.
-        refusals: All reasons why the run would fail that are known without reading weights.
-        needs_data: Name of the part of the run that needs calibration data. Empty if no part needs data.
-        warnings: Probable mistakes that do not stop the run.
+        refusals: All reasons for a failure of the run that are known without reading weights.
+        needs_data: Name of the part of the run that needs calibration data. It is empty if no part needs
+            data.
+        warnings: Messages about probable mistakes that do not stop the run.
     """
 
     plan: QuantPlan | None
@@ -78,7 +79,7 @@ class PlannedRun:
     warnings: tuple[str, ...] = ()
 
     def with_errors(self, errors: Iterable[QuarkError]) -> PlannedRun:
-        """Return a copy with the errors as further refusals. The new refusals come first."""
+        """Return a copy to which the errors are added as refusals. The new refusals come first."""
         return attrs.evolve(self, refusals=tuple(dict.fromkeys((*_as_refusals(errors), *self.refusals))))
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,13 +109,14 @@ def plan(
 ) -> PlannedRun:
     """Return the `PlannedRun` of `quark.runs.quantize_checkpoint` on a checkpoint.
 
-    Only ``config.json`` and the headers of the safetensors files are read; ``config.json`` alone is enough.
-    The result has all independent errors that the run would raise.
+    Only ``config.json`` and the headers of the safetensors files are read. The directory may lack the
+    safetensors files. The result has all independent errors that the run would raise.
 
     Args:
         source: Directory of a float checkpoint in Hugging Face form.
-        config: The configuration; or the name of a scheme, for the template of the model's family; or a
-            function that returns the configuration for the model on the meta device.
+        config: The configuration. Or the name of a scheme, with which the template of the model's family
+            makes the configuration. Or a function that returns the configuration for the model on the meta
+            device.
         calibration: The size of the calibration data, if any are needed.
         device: As in `quark.runs.quantize_checkpoint`.
         dtype: As in `quark.runs.quantize_checkpoint`.
@@ -166,10 +168,11 @@ def _has_files(path: Path) -> bool:
 def _opened(
     path: Path, dtype: str, refusals: _Refusals, build: Build, *, trust_remote_code: bool
 ) -> tuple[nn.Module | None, Sequence[Shard] | None, CodesOf, Sequence[str]]:
-    """Return the model on the meta device, its checked files, its quantized layers, and layers kept as
-    stored.
+    """Return the model on the meta device, and three facts about its checkpoint.
 
-    The model is None if it is refused, and the files if they are refused or absent.
+    These are the headers of the files, the layers that are quantized already, and the names of the tensors
+    that the model class does not use. The model is None if it cannot be built. The headers are None if the
+    files are damaged or missing.
     """
     codes_of: CodesOf = {}
     carried: Sequence[str] = ()
@@ -184,20 +187,20 @@ def _opened(
 
 
 class _Refusals(list[QuarkError]):
-    """Collected errors of this project."""
+    """A list that collects the errors of quark that a run would raise."""
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect an error of this project that ends the body of the ``with`` statement."""
+        """If a `QuarkError` ends the body of the ``with`` statement, add the error to the list."""
         try:
             yield
         except QuarkError as error:
             self.append(error)
 
     def collect(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        """Return the result of a call.
+        """Call a function and return the result.
 
-        If an error of this project ends the call, collect the error and return None.
+        If the call raises a `QuarkError`, add the error to the list and return None.
         """
         result = None
         with self.collecting():
@@ -206,12 +209,15 @@ class _Refusals(list[QuarkError]):
 
 
 def _as_refusals(errors: Iterable[QuarkError]) -> tuple[Refusal, ...]:
-    """Return each message once; a ConfigError with several lines gives one refusal for each."""
+    """Return a refusal for each line of the errors' messages. Equal refusals are returned once."""
     return tuple(dict.fromkeys(Refusal(type(error).__name__, line) for error in errors for line in str(error).split("\n")))
 
 
 def _model(path: Path, dtype: str, refusals: _Refusals, build: Build | None, *, trust_remote_code: bool) -> nn.Module | None:
-    """Return the model on the meta device; without ``build``, from config.json alone; None if refused."""
+    """Return the model on the meta device, or None if it cannot be built.
+
+    ``build`` makes the model. If ``build`` is None, the model is made from config.json alone.
+    """
     chosen = refusals.collect(torch_dtype, dtype)
     if build is not None:
         return refusals.collect(build, path, "auto" if chosen is None else dtype, _CPU, trust_remote_code=trust_remote_code)
@@ -225,7 +231,7 @@ def _run(
     carried: Sequence[str],
     refusals: _Refusals,
 ) -> Run:
-    """Return the planned run."""
+    """Return the run with its plan. Add an error to ``refusals`` if the attention cannot be quantized."""
     if isinstance(config, str):
         config = template_of(model).get_config(scheme=config)
     run = plan_run(model, config if isinstance(config, QConfig) else config(model), codes_of, carried)
@@ -317,7 +323,7 @@ def _size(count: float) -> str:
 
 
 def _count(count: float) -> str:
-    """Return a number with the prefix of its unit, such as ``1.50 T``."""
+    """Return a number as text with an SI prefix, such as ``1.50 T``."""
     for scale, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if count >= scale:
             return f"{count / scale:.2f} {prefix}"

@@ -1,4 +1,4 @@
-"""Workload: the FLOPs and bytes of a run, from its plan and shapes."""
+"""Workload: the FLOPs of a run and the bytes of its statistics, computed from the plan and shapes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Calibration:
 
     Attributes:
         sequences: The number of sequences.
-        length: Tokens in each sequence.
-        have_media: A function that returns whether the data have images or sounds, and that raises an error
-            if the checkpoint has no processor for them. It is called if the model needs images or sounds.
+        length: The number of tokens in each sequence.
+        have_media: A function that returns whether the data have images or sounds. It raises an error if they
+            do, but the checkpoint has no processor for them. It is called only if the model needs images or
+            sounds.
     """
 
     sequences: int = 128
@@ -42,22 +43,22 @@ class Calibration:
 
     @property
     def tokens(self) -> int:
-        """The number of all tokens."""
+        """The number of tokens in all sequences."""
         return self.sequences * self.length
 
     def calls(self) -> list[Call]:
-        """Return calls with token ids of this size, on the meta device."""
+        """Return a call of the model for each sequence, with token ids on the meta device."""
         return [Call((torch.empty(1, self.length, dtype=torch.int64, device="meta"),))] * self.sequences
 
 
 @attrs.frozen
 class Task:
-    """Layers of one input group, which are rounded together.
+    """The rounding of layers that have the same input. These layers are rounded together.
 
     Attributes:
-        rows: N, the sum of the layers' output channels.
-        columns: K, the input channels.
-        tokens: Calibration tokens that reach the layers.
+        rows: The number N of output channels of all these layers.
+        columns: The number K of input channels.
+        tokens: The number of calibration tokens that reach the layers.
     """
 
     rows: int
@@ -70,14 +71,15 @@ class Workload:
     """The work of one run.
 
     Attributes:
-        forwards: Passes of each calibration token through the decoder blocks; 0 without data.
-        forward: FLOPs of all passes: matrix products of linear layers and attention; a mixture-of-experts
-            model counts only the experts of each token.
-        statistics: FLOPs of the Hessians ``Σ x xᵀ [K, K]``, of which half is computed, for each input group.
-        solver: FLOPs of column-wise rounding: ``K³ / 3`` for the factor of each Hessian and ``N K²`` for the
-            propagated errors.
-        rounded: Elements of rounded weights.
-        tasks: The kinds of input groups, and the number of groups of each kind.
+        forwards: How often each calibration token runs through the decoder blocks; 0 without data.
+        forward: FLOPs of these forward passes, which are matrix products of linear layers and attention. Of
+            the experts of a layer, only those that a token is routed to count.
+        statistics: FLOPs of the Hessians ``Σ x xᵀ [K, K]``. Since they are symmetric, half of each is
+            computed.
+        solver: FLOPs of column-wise rounding: ``K³ / 3`` for the factorization of each Hessian, and ``N K²``
+            for the propagation of errors.
+        rounded: The number of weights that are rounded.
+        tasks: Dictionary from `Task` to the number of equal tasks in the model.
     """
 
     forwards: int = 0
@@ -89,12 +91,12 @@ class Workload:
 
     @property
     def flops(self) -> int:
-        """All FLOPs, without the elementwise work of rounding."""
+        """The number of all FLOPs, without elementwise operations of rounding."""
         return self.forward + self.statistics + self.solver
 
 
 def workload_of(model: nn.Module, run: Run, calibration: Calibration) -> Workload:
-    """Return the `Workload` of a run; ``model`` is the model of its plan, on the meta device or not."""
+    """Return the `Workload` of a run. ``model`` is the model of the plan and may be on the meta device."""
     rounded = sum(math.prod(r.shape) for r in run.plan.distinct if r.has_quantized_weight)
     if not run.needs_data:
         return Workload(rounded=rounded)
@@ -124,7 +126,10 @@ def workload_of(model: nn.Module, run: Run, calibration: Calibration) -> Workloa
 
 
 def statistics_bytes(rounding: Rounding, columns: int) -> int:
-    """Return the bytes of the statistics of one input, measured on their constructors."""
+    """Return the bytes of all statistics of a layer input with ``columns`` channels.
+
+    The bytes are counted while the statistics are constructed on the meta device.
+    """
     with _Allocated() as allocated:
         for kind in rounding.needs:
             kind(columns, torch.device("meta"))
@@ -132,7 +137,7 @@ def statistics_bytes(rounding: Rounding, columns: int) -> int:
 
 
 class _Allocated(TorchDispatchMode):
-    """A mode that, while it is active, counts the bytes of the tensors that operations return."""
+    """A dispatch mode that counts the bytes of all tensors that torch operations return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +157,10 @@ def _tokens_of_experts(model: nn.Module, run: Run) -> float:
 
 
 def _attention(model: nn.Module, layers: int, length: int) -> float:
-    """Return the FLOPs of attention for each token: queries times keys, and probabilities times values."""
+    """Return the FLOPs per token of the two matrix products in attention, in all layers.
+
+    These are queries times keys, and probabilities times values.
+    """
     config = text_config(model)
     heads = getattr(config, "num_attention_heads", None) or 0
     width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) or 0) // max(heads, 1)
@@ -160,7 +168,7 @@ def _attention(model: nn.Module, layers: int, length: int) -> float:
 
 
 def _tasks(run: Run, block: Block, rows: Sequence[PlanRow], tokens: int, share: float, experts: ExpertNames) -> Iterator[Task]:
-    """Yield the input groups of the rounding in one block."""
+    """Yield the tasks of column-wise rounding in one block."""
     own = {r.name.removeprefix(block.prefix): r for r in rows if r.algorithm}
     if not own or not run.algorithms.compensates:
         return
