@@ -1,4 +1,4 @@
-"""Templates of model families from JSON files; each field is checked, and nothing is executed."""
+"""Reader of model family templates in JSON files. Each field is checked, and no code is executed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def register_template_file(path: str | Path) -> LLMTemplate:
 
     The errors are those of `read_template_file`.
 
-    A resumed run needs the file again, since the facts in the file are part of the run's identity.
+    To resume a run, register the same file again. A run with other facts about the family counts as another
+    run.
     """
     template = read_template_file(path)
     LLMTemplate.register_template(template)
@@ -39,20 +40,22 @@ def register_template_file(path: str | Path) -> LLMTemplate:
 def read_template_file(path: str | Path) -> LLMTemplate:
     """Return the template that a JSON file describes.
 
-    The file has one object. Its keys are the attributes of `quark.config.architecture.Architecture`, of which
-    only ``model_type`` is required, and
+    The file contains one JSON object. Its keys are names of attributes of
+    `quark.config.architecture.Architecture`, of which only ``model_type`` is required. Two more keys are
+    allowed:
 
-    - ``base``: the model type of an installed template, which gives the facts that the file lacks;
-    - ``algorithm_configs``: settings by name of algorithm, each an object with its own ``name``.
+    - ``base``: the model type of an installed template. Facts that the file lacks come from this template.
+    - ``algorithm_configs``: an object from name of algorithm to settings. The settings are an object with the
+      key ``name``.
 
-    AMD Quark's template files work too. If the file has only patterns, quark infers the structure of the
-    family from its modules.
+    AMD Quark's template files can be read too. If the file has only patterns, quark infers the structure of
+    the family from the modules of a model.
 
     Args:
         path: The file.
 
     Raises:
-        ConfigError: (a ValueError) The file or one of its fields is invalid; the message names both.
+        ConfigError: (a ValueError) The file or a field is invalid. The message names the file and the field.
     """
     path = Path(path)
     data = json_of(path, "template file")
@@ -96,9 +99,9 @@ def _settings(data: Any) -> dict[str, Any]:
 
 
 def _value(value: Any, hint: Any, field: str) -> Any:
-    """Return a JSON value converted to the type of a field. Lists become tuples.
+    """Convert a JSON value to the type ``hint`` of a field, and return it. Lists become tuples.
 
-    Raises ConfigError with the field if the type differs.
+    Raises ConfigError, with the name of the field, if the value has another type.
     """
     kind, arguments = get_origin(hint), get_args(hint)
     if hint is Any or (hint is type(None) and value is None):
@@ -126,7 +129,7 @@ def _value(value: Any, hint: Any, field: str) -> Any:
 
 
 def _wanted(hint: Any) -> str:
-    """Return the kind of value that a field takes, in words."""
+    """Return words for the values that a field of the type ``hint`` accepts."""
     kind, arguments = get_origin(hint), get_args(hint)
     if kind in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_wanted, arguments)))

@@ -1,4 +1,4 @@
-"""The report of a run, as JSON and as one HTML page that opens offline."""
+"""The report of a run, as JSON and as an HTML page that needs no other files."""
 
 from quark_workbench.report.contents import Facts, contents_of, with_flags
 from quark_workbench.report.files import read_report, write_contents, write_report

@@ -1,6 +1,7 @@
-"""Contents of a report as JSON values: `contents_of` gathers a run's measurements and its checkpoint's sizes.
+"""The contents of a report as JSON values.
 
-`schema.json` describes every field.
+`contents_of` combines the measurements of a run with the sizes of its checkpoint. `schema.json` describes
+every field.
 """
 
 from __future__ import annotations
@@ -50,19 +51,19 @@ _OF_ROUNDING = (
 
 @attrs.frozen
 class Facts:
-    """Facts about a run in addition to the calibration report.
+    """Facts about a run that its calibration report lacks, and what its report should measure.
 
     Attributes:
-        samples: Calibration samples.
-        tokens: Calibration tokens.
+        samples: Number of calibration samples.
+        tokens: Number of calibration tokens.
         two_passes: Whether each block ran twice to save memory.
-        seconds: Seconds of the whole run; None if unknown.
+        seconds: Seconds of the whole run; None if they are unknown.
         device: Torch device of the run.
-        hashes_weights: Whether large files get hashes too.
-        is_probed: Whether to measure the machine's limits.
-        command: The command line, for the record.
-        selection: The selection of schemes behind the run, as in
-            `quark_workbench.mixed_precision.SelectionResult.to_dict`; or None.
+        hashes_weights: Whether the report should have hashes of large files too.
+        is_probed: Whether the report should have the measured speed of the machine.
+        command: The command line of the run, which the report shows.
+        selection: The selection that chose the schemes of the run, as
+            `quark_workbench.mixed_precision.SelectionResult.to_dict` returns it; None without a selection.
     """
 
     samples: int = 0
@@ -80,9 +81,10 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
     """Return the contents of a report.
 
     Args:
-        content: The quantized model, whose tensors may be on the meta device, its configuration and plan.
+        content: The quantized model with its configuration and its plan. The tensors of the model may be on
+            the meta device.
         report: The calibration report of the run. It is empty if the run is unknown.
-        directory: The checkpoint.
+        directory: Directory of the checkpoint.
         facts: Facts about the run.
     """
     model, plan = content.model, content.plan
@@ -126,7 +128,7 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
 
 
 def _finite(value: Any) -> Any:
-    """Return JSON values with None in place of NaN and infinity."""
+    """Return a copy of JSON values in which None replaces NaN and infinity."""
     if isinstance(value, dict):
         return {str(key): _finite(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -135,12 +137,15 @@ def _finite(value: Any) -> Any:
 
 
 def with_flags(contents: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the contents with flags and thresholds."""
+    """Return a copy of a report's contents to which flags and the thresholds of flags are added."""
     return contents | {"flags": flags_of(contents), "thresholds": dict(THRESHOLDS)}
 
 
 def _with_ties(model: torch.nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanRow, ...]:
-    """Return rows with the owner of tied weights, since a plan read from a checkpoint has no ties."""
+    """Return rows that name, for each tied weight, the first layer with the same weight.
+
+    This is necessary because a plan that is read from a checkpoint has no tied weights.
+    """
     owners: dict[int, str] = {}
     tied = []
     for row in rows:
@@ -171,7 +176,9 @@ def _settings(content: CheckpointContent, facts: Facts) -> dict[str, Any]:
 
 
 def _layer_settings(rows: tuple[PlanRow, ...]) -> list[dict[str, Any]]:
-    """Return the quantization of layers; layers whose names differ only in numbers share an entry."""
+    """Return entries with the quantization of layers. Layers with the same quantization share an entry if
+    their names differ only in numbers.
+    """
     counts: Counter[tuple[str, str, str]] = Counter()
     for row in rows:
         what = describe_layer(row.config) + (f", by {row.algorithm}" if row.algorithm else "")
@@ -207,7 +214,10 @@ def _layer(row: PlanRow, report: CalibrationReport, blocks: list[str], bits: flo
 
 
 def _transforms(report: CalibrationReport) -> Iterator[dict[str, Any]]:
-    """Yield the comparisons before and after transforms: of the whole model by name, and of each block."""
+    """Yield a dictionary for each comparison of outputs before and after transforms.
+
+    The outputs are those of the whole model, for each transform, or those of a block.
+    """
     for of_whole, metrics_of in ((True, report.validated), (False, report.transformed)):
         for name, metrics in metrics_of.items():
             if "error_before" not in metrics and "applied" not in metrics:
@@ -216,7 +226,7 @@ def _transforms(report: CalibrationReport) -> Iterator[dict[str, Any]]:
 
 
 def _tunings(report: CalibrationReport) -> Iterator[dict[str, Any]]:
-    """Yield the comparison of each block before and after each tuning, with the tuning's own figures."""
+    """Yield a dictionary for each block and tuning: output errors before and after, and further figures."""
     for name, of_block in report.tuned.items():
         for tuning, metrics in of_block.items():
             if "error_before" in metrics:
@@ -224,7 +234,7 @@ def _tunings(report: CalibrationReport) -> Iterator[dict[str, Any]]:
 
 
 def _ratios(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the output errors of a block before and after a change as signal-to-noise ratios in dB."""
+    """Return signal-to-noise ratios in dB, computed from the output errors before and after a change."""
     return {f"snr_{when}_db": decibels(1.0, metrics.get(f"error_{when}") or 0.0) for when in ("before", "after")}
 
 
@@ -243,7 +253,11 @@ def _histograms(report: CalibrationReport) -> list[dict[str, Any]]:
 
 
 def _time(report: CalibrationReport, contents: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """Return the time by phase, with the minimum share that the counted bytes and operations need."""
+    """Return the seconds of the run, of each phase and of each block.
+
+    For a phase, the result also has the share of the time that its bytes and FLOPs need at the measured speed
+    of the machine.
+    """
     rows, limits = report.blocks.values(), contents["machine"]["probe"]
     bytes_of = {"load": sum(row["bytes"] for row in rows), "write": contents["sizes"]["stored_bytes"] or 0}
     flops_of = {key: sum(row.get("flops", {}).get(key, 0) for row in rows) for key in ("forward", "statistics")}
@@ -270,17 +284,17 @@ _ATTEMPTS = 3
 
 @cache
 def probe(device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """Return the limits of the machine.
+    """Measure how fast the machine copies memory and multiplies matrices.
 
-    They are the fastest of a few attempts and are measured once per process.
+    The fastest of a few attempts counts. The measurement is made once per process.
 
     Args:
         device: Torch device.
-        dtype: Dtype of the matrices; pass the dtype of the model.
+        dtype: Dtype of the matrices, which should be the dtype of the model.
 
     Returns:
-        ``copy_bytes_per_second``: bytes read and written by a copy within memory; ``flops``: floating-point
-        operations per second of a matrix product.
+        ``copy_bytes_per_second``: the bytes per second that a copy within memory reads and writes.
+        ``flops``: the floating-point operations per second of a matrix product.
     """
     source = torch.ones(_COPIED // 4, device=device)
     target = torch.empty_like(source)
@@ -291,9 +305,10 @@ def probe(device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, 
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Return facts about the machine: processor, cores, threads, memory, device; no name of host or user.
+    """Return facts about the machine: processor, cores, threads, memory and device.
 
-    The processor includes the widest vector instructions that torch uses, since ratios depend on them.
+    The result has no name of a host or user. The text for the processor names the widest vector instructions
+    that torch uses, since signal-to-noise ratios depend on them.
     """
     is_cuda = device.startswith("cuda") and torch.cuda.is_available()
     return {

@@ -1,4 +1,4 @@
-"""The report of an existing export: from its files, its run's report, and its float checkpoint."""
+"""The report of an existing export, made from its files, the report of its run, and the float checkpoint."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def export_report(
     """Return the contents of an export's report.
 
     Args:
-        directory: The export. Measurements of its run's report are kept; without such a report, there are
-            only sizes, settings and files.
-        float_model: Directory of its float checkpoint, to compare the weights that no transform changed.
-            Memory holds the packed export, one float block and one unpacked layer.
-        samples: Calibration data, with ``float_model``, to compare hidden states on the first samples;
-            unpacks the whole export.
+        directory: Directory of the export. If it has the report of its run, the measurements in this report
+            are kept. Otherwise the result has only sizes, settings and files.
+        float_model: Directory of the float checkpoint from which the export was made. Weights are compared
+            with this checkpoint, unless a transform changed them before rounding. Memory holds the packed
+            export, one float block and one unpacked layer.
+        samples: Calibration data. Hidden states are compared on the first of these samples; this unpacks the
+            whole export and needs ``float_model``.
         trust_remote_code: Whether code that comes with the checkpoints may run.
 
     Raises:
@@ -75,7 +76,7 @@ def export_report(
 
 
 def _merged(earlier: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report of the run. Values that it lacks come from ``contents``, which is measured now."""
+    """Return the report ``earlier``, in which values of ``contents`` replace missing values."""
     now = {layer["name"]: layer for layer in contents["layers"]}
     layers = []
     for layer in earlier["layers"]:
@@ -86,7 +87,7 @@ def _merged(earlier: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str
 
 
 def _opened(float_model: Path, content: CheckpointContent, trust_remote_code: bool) -> CheckpointSource:
-    """Return the float checkpoint on the meta device; experts are separate as in the export."""
+    """Return a source of the float checkpoint, whose experts are separate layers as in the export."""
     _, source = opened_checkpoint(float_model, trust_remote_code=trust_remote_code)
     separate_experts(source.model, content.config)
     source.prepare(content.plan)

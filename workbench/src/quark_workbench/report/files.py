@@ -1,4 +1,4 @@
-"""Files of a report: ``quark_report.json`` and ``quark_report.html`` beside the weights of a checkpoint."""
+"""The files of a report: ``quark_report.json`` and ``quark_report.html`` in the directory of a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _JSON, _HTML = REPORT_FILES
 
 
 def write_report(content: CheckpointContent, report: CalibrationReport, directory: Path, facts: Facts) -> dict[str, Any]:
-    """Write both files of a report into a checkpoint, and return the contents (see `contents_of`)."""
+    """Write both files of a report into a checkpoint's directory, and return what `contents_of` returns."""
     contents = contents_of(content, report, directory, facts)
     write_contents(contents, directory)
     return contents
 
 
 def write_contents(contents: dict[str, Any], directory: Path) -> None:
-    """Write contents as JSON and as a page. Earlier files and links of these names are replaced."""
+    """Write a report's contents as JSON and as a page. Earlier files or links of these names are replaced."""
     text, html = json.dumps(contents, indent=1, allow_nan=False, ensure_ascii=False) + "\n", page(contents)
     replace_text(directory / _JSON, text)
     replace_text(directory / _HTML, html)
 
 
 def read_report(directory: Path) -> dict[str, Any] | None:
-    """Return the contents of a checkpoint's report, or None.
+    """Return the contents of a checkpoint's report, or None if the checkpoint has no report.
 
     Raises:
         CheckpointError: The file is damaged, or has another version of the format.
@@ -60,7 +60,10 @@ def read_report(directory: Path) -> dict[str, Any] | None:
 
 
 def _why_no_page(contents: dict[str, Any]) -> str | None:
-    """Return why contents give no page, such as after a change by hand that the schema allows; else None."""
+    """Return why no page can be made of a report's contents, or None if a page can be made.
+
+    A change by hand that the schema allows can be a reason.
+    """
     try:
         page(with_flags(contents))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, UndefinedError) as error:
@@ -88,12 +91,12 @@ def report_schema() -> dict[str, Any]:
 
 
 def violations(value: Any, schema: Mapping[str, Any] | None = None, path: str = "report") -> Iterator[str]:
-    """Yield the differences of a value from a schema, by default the report's schema.
+    """Yield a message for each place at which a value violates a schema.
 
     Args:
         value: Any JSON value.
-        schema: A part of `report_schema`; supports the keywords ``type``, ``enum``, ``oneOf``, ``required``,
-            ``properties``, ``items`` and ``$ref``.
+        schema: A part of `report_schema`; None for the whole schema. The keywords ``type``, ``enum``,
+            ``oneOf``, ``required``, ``properties``, ``items`` and ``$ref`` are checked.
         path: Position of the value, for messages.
     """
     schema = report_schema() if schema is None else schema
@@ -118,5 +121,5 @@ def violations(value: Any, schema: Mapping[str, Any] | None = None, path: str = 
 
 
 def _is(value: Any, name: str) -> bool:
-    """Return whether a value has a type of JSON Schema; true and false are not numbers."""
+    """Return whether a value has the type that JSON Schema calls ``name``. True and false are not numbers."""
     return isinstance(value, _TYPES[name]) and (not isinstance(value, bool) or name == "boolean")

@@ -1,7 +1,7 @@
-"""Flags: red or amber findings for the user, each with a threshold and advice.
+"""Flags of a report, which are red or amber findings. Each flag has a threshold and advice.
 
-Every threshold is a constant with its reason. A flag is a measurement; only an evaluation of the model shows
-whether a run is good.
+Every threshold is a constant, whose docstring has the reason for its value. Flags come from measurements of
+single layers and blocks; only an evaluation of the model shows whether the result of a run is good.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ Layers = Sequence[Mapping[str, Any]]
 
 
 def flags_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the flags of a report, red ones first.
+    """Return the flags of a report. Red flags come before amber flags.
 
     Args:
-        report: Result of `quark_workbench.report.contents.contents_of`, without flags.
+        report: The contents of the report, without flags.
 
     Returns:
-        Dictionaries with ``level`` (``red`` or ``amber``), ``code``, ``title``, ``advice``, and ``layers``,
-        worst first.
+        A dictionary for each flag, with ``level`` (``red`` or ``amber``), ``code``, ``title``, ``advice`` and
+        ``layers``. The worst layer is the first.
     """
     layers, found = report["layers"], list[dict[str, Any]]()
     for rule in _RULES:

@@ -1,4 +1,4 @@
-"""Heat maps: the signal-to-noise ratio of each kind of layer in each block, and the tokens of experts."""
+"""Heat maps: of the signal-to-noise ratio of layers in each block, and of the number of tokens of experts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Cell:
-    """A cell: the value for its colour, its text, and its description."""
+    """A cell of a heat map: the value that sets the colour, the text in the cell, and the tooltip."""
 
     value: float | None
     label: str
@@ -40,7 +40,10 @@ Cells = Mapping[str, Sequence[Cell | None]]
 
 
 def ratio_cells(layers: Sequence[Mapping[str, Any]], blocks: Sequence[str], key: str) -> dict[str, list[Cell | None]]:
-    """Return a row of cells for each kind of layer: the lowest ratio in each block (experts share a kind)."""
+    """Return a row of cells for each kind of layer. A cell has the kind's lowest ratio in a block.
+
+    All experts of a block are of the same kind. ``key`` names the ratio.
+    """
     of_kind: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for layer in layers:
         if layer["block"] is not None and layer.get(key) is not None:
@@ -58,9 +61,11 @@ def _worst(layers: Sequence[Mapping[str, Any]], key: str) -> Cell | None:
 
 
 def expert_cells(tokens: Mapping[str, int]) -> dict[str, list[Cell | None]]:
-    """Return a row of cells for each mixture of experts.
+    """Return a row of cells for each mixture-of-experts layer, with a cell for each expert.
 
-    The cell of an expert has its lowest number of tokens. The last number in a name is the expert's number.
+    ``tokens`` is a dictionary from full name of layer to the number of tokens that reached the layer. The
+    last number in a name is the number of the expert. If an expert has several layers, its cell has the
+    lowest number of tokens.
     """
     fewest: dict[str, dict[int, int]] = {}
     for name, count in tokens.items():
@@ -85,12 +90,12 @@ def heat_map(
     Args:
         name: Id of the plot.
         title: Title of the plot.
-        description: For screen readers.
-        rows: The cells; the lowest value has the strongest colour.
-        unit: Returns the text of a value in the legend.
-        axis: Name of the columns.
-        least_range: Least difference between the ends of the colour scale, so that small differences get
-            similar colours.
+        description: Description of the plot for screen readers.
+        rows: The rows of cells. The lowest value has the strongest colour.
+        unit: Function that returns the text of a value for the legend.
+        axis: Label of the axis of columns.
+        least_range: Smallest allowed difference between the ends of the colour scale. Without such a limit,
+            small differences would get very different colours.
     """
     values = [cell.value for cells in rows.values() for cell in cells if cell is not None and cell.value is not None]
     high = sorted(values)[int(0.9 * (len(values) - 1))]  # a few layers with little error must not make all others look bad
@@ -116,16 +121,17 @@ def heat_map(
 def grid(
     rows: Mapping[str, Sequence[T]], columns: int, axis: str, draw: Callable[[T, float, float, float], Sequence[Markup]]
 ) -> tuple[list[Markup], float, float, float]:
-    """Return cells in rows, with the names of the rows and the numbers of the columns.
+    """Draw cells in rows, with the names of the rows and the numbers of the columns.
 
     Args:
-        rows: Cells by name of row.
+        rows: Dictionary from name of row to cells.
         columns: The number of columns.
-        axis: Name of the columns.
-        draw: Draws a cell at a place, given its left and upper edge and the width of a column.
+        axis: Label of the axis of columns.
+        draw: Function that draws a cell. It takes the cell, the left and the upper edge of its place, and the
+            width of a column.
 
     Returns:
-        The drawing; left edge of the cells, right edge of the plot, lower edge of the cells.
+        The drawing, the left edge of the cells, the right edge of the plot, and the lower edge of the cells.
     """
     left = 10 + 6.7 * max((len(row) for row in rows), default=0)
     width = max(4.0, min(30.0, 860 / max(columns, 1)))
@@ -142,19 +148,19 @@ def grid(
 
 
 def _step(value: float, low: float, high: float) -> int:
-    """Return the colour of a value: the highest value has colour 0."""
+    """Return the number of the colour of a value. The highest value has the colour 0."""
     return max(0, min(_STEPS - 1, int(_STEPS * (high - value) / (high - low)))) if high > low else 1
 
 
 def _legend(x: float, y: float, lowest: str, highest: str) -> list[Markup]:
-    """Return the scale of colours with names at its ends."""
+    """Return the scale of colours, with a text at each end."""
     start = x + 6.4 * len(highest) + 8
     boxes = [tag("rect", x=number(start + 18 * i), y=number(y), width=18, height=12, class_=f"h{i}") for i in range(_STEPS)]
     return [text(x, y + 10, highest), *boxes, text(start + 18 * _STEPS + 8, y + 10, lowest)]
 
 
 def tokens_text(log2: float) -> str:
-    """Return the number of tokens for a colour of `expert_cells`."""
+    """Return as text the number of tokens whose logarithm is the value of a cell of `expert_cells`."""
     return f"{max(2**log2 - 1, 0):,.0f} tokens"
 
 

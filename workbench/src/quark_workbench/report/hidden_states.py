@@ -1,4 +1,4 @@
-"""Compares the hidden states of the float and the quantized model block by block, in a run or after it."""
+"""Comparison of the hidden states of float and quantized model after each block, during or after a run."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ Random states have 2.
 
 @conducts_forwards
 def hidden_errors(source: BlockSource, float_model: nn.Module, quantized: nn.Module, calls: Sequence[Call]) -> dict[str, dict[str, Any]]:
-    """Return the `depth_figures` of each block, by name; empty if they cannot be compared.
+    """Return a dictionary from name of block to the `depth_figures` of the hidden states after the block.
 
+    The result is empty if the models cannot be compared, because even the inputs of the first block differ.
     Memory holds one float block and the whole quantized model.
 
     Args:
-        source: Source of the tensors of ``float_model``.
-        float_model: The float model on the meta device, prepared with the source.
+        source: The object that loads the tensors of ``float_model``.
+        float_model: The float model on the meta device, for which the source is prepared.
         quantized: The quantized model, in memory.
-        calls: Samples; the first `DEPTH_CALLS` are used.
+        calls: The samples. Only the first `DEPTH_CALLS` are used.
     """
     blocks = decoder_blocks(float_model, architecture_of(float_model))
     others = [Block(b.name, quantized.get_submodule(b.name)) for b in blocks]
@@ -65,9 +66,9 @@ class _Side:
     """The forward passes of one of the two models.
 
     Attributes:
-        steps: The forwards.
-        blocks: Blocks of the model.
-        entered: Input of the first block, by call.
+        steps: The forward passes, which run block by block.
+        blocks: The decoder blocks of the model.
+        entered: Dictionary from number of call to the input of the first block.
     """
 
     steps: LockStep
@@ -76,7 +77,10 @@ class _Side:
 
     @torch.no_grad()
     def passed(self, index: int) -> dict[int, Tensor]:
-        """Run all forward passes through a block, and return the hidden states after it, by call."""
+        """Run all forward passes through a block.
+
+        Return a dictionary from number of call to the hidden states after the block.
+        """
         outputs: dict[int, Tensor] = {}
 
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -113,10 +117,10 @@ tenth of a dB.
 
 
 class DepthError:
-    """Compares the hidden states of float and quantized forwards of the same calls, block by block.
+    """Compares the hidden states of float and quantized forward passes on the same samples, block by block.
 
-    The hidden states of the first `DEPTH_CALLS` calls are held from when one of the two forwards leaves a
-    block until the other does.
+    When one of the two forward passes on a sample leaves a block, its hidden states are stored until the
+    other one leaves the block. Only the first `DEPTH_CALLS` samples are compared.
     """
 
     def __init__(self) -> None:
@@ -132,9 +136,9 @@ class DepthError:
             yield
 
     def of(self, block: str) -> dict[str, Any]:
-        """Return the `depth_figures` of a block, and forget its errors.
+        """Return the `depth_figures` of a block, and delete the errors of the block.
 
-        Return ``{}`` if nothing was compared.
+        Return ``{}`` if no hidden states were compared.
         """
         return depth_figures(self._errors.pop(block, []))
 
@@ -155,14 +159,15 @@ class DepthError:
 
 
 def depth_figures(errors: Sequence[OutputError]) -> dict[str, Any]:
-    """Return the mean relative squared error of some tokens' hidden states, and the same in dB.
+    """Return the mean relative squared error of hidden states, and the signal-to-noise ratio.
 
-    The value in dB is the signal-to-noise ratio. The result is empty if there are no tokens.
+    The result is empty if there are no tokens.
 
     Returns:
-        ``relative_error``: ‖h − ĥ‖² ÷ ‖h‖² of each token, averaged, so that a token with massive activations
-            counts like any other;
-        ``snr_db``: −10 log10 of that, None without error; ``tokens``.
+        ``relative_error``: the mean over tokens of ‖h − ĥ‖² ÷ ‖h‖², for hidden states h of the float model
+            and ĥ of the quantized model. The division lets tokens with massive activations count like others.
+        ``snr_db``: the signal-to-noise ratio in dB, −10 log10 of ``relative_error``; None without an error.
+        ``tokens``: the number of tokens.
     """
     relative = torch.cat([error.relative for error in errors]) if errors else torch.zeros(0, dtype=torch.float32)
     if not len(relative):

@@ -1,7 +1,7 @@
-"""Metrics of a rounded layer for the report: signal-to-noise ratio, peak, histograms.
+"""Metrics of a rounded layer for the report: signal-to-noise ratio, largest magnitude, and histograms.
 
-They are measured while the float weight of the layer is in memory. Every metric is a JSON value. For a large
-weight, a sample of elements is measured, so that the cost of a layer is bounded.
+The metrics are measured while the float weight of the layer is in memory. Every metric is a JSON value. For a
+large weight, a sample of elements is measured, so that the time for a layer is bounded.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 @attrs.frozen(eq=False)
 class InputSample:
-    """Some values of a layer's input.
+    """A sample of n elements from the input of a layer.
 
     Attributes:
-        values: Float values, ``[n]``.
-        rounded: The same values as the layer reads them, ``[n]``; None if the input is not quantized.
-        extent: Squared sum, smallest and largest value of the whole tensor, float32, ``[3]``.
-        elements: Number of elements of the whole tensor.
+        values: The float values of the sample, ``[n]``.
+        rounded: The quantized values of the sample, ``[n]``; None if the input is not quantized.
+        extent: The sum of squares, the smallest and the largest value of the whole input, as float32 ``[3]``.
+        elements: The number of elements of the whole input.
     """
 
     values: Tensor
@@ -57,22 +57,26 @@ class InputSample:
 
     @classmethod
     def of(cls, x: Tensor, rounded: Tensor | None) -> InputSample:
-        """Return a sample of ``x [tokens, K]`` and of its rounded values, of the same shape or None."""
+        """Return a sample of the input ``x [tokens, K]``.
+
+        ``rounded`` has the quantized values of ``x`` in the same shape; it is None if they are not quantized.
+        """
         with one_thread(x.device):
             kept = None if rounded is None else _sampled(rounded, _INPUT_SAMPLE)
             return cls(_sampled(x, _INPUT_SAMPLE), kept, _extent(x.float()), x.numel())
 
 
 class LayerFigures:
-    """Metrics of the layers of a run.
+    """Measures the layers of a run, and adds the metrics to two dictionaries.
 
     Args:
-        weights: Receives, by full name: ``snr_db``, 10 log10(‖W‖² ÷ ‖W − Q‖²), as `decibels`;
-            ``peak_to_rms``, the largest magnitude ÷ the root mean square; ``elements``, the number of
-            measured elements; ``scale_ratio``, the largest scale ÷ the median scale of a sample, or None for
-            a single scale; and ``input_peak_to_rms`` if calibration has seen the input.
-        histograms: Receives, for the `WORST` layers, by full name: ``weight`` and, if calibration has seen
-            it, ``input``, as from `histograms`.
+        weights: Dictionary to which the metrics of each layer are added under its full name. These are
+            ``snr_db``, the signal-to-noise ratio 10 log10(‖W‖² ÷ ‖W − Q‖²) of the weight W and the rounded
+            weight Q; ``peak_to_rms``, the largest magnitude ÷ the root mean square; ``elements``, the number
+            of measured elements; ``scale_ratio``, the largest scale ÷ the median scale, or None for a single
+            scale; and ``input_peak_to_rms`` if there is a sample of the input.
+        histograms: Dictionary to which the histograms of the `WORST` layers are added under their full names.
+            These are ``weight``, and ``input`` if there is a sample of the input (see `histograms`).
     """
 
     def __init__(self, weights: dict[str, dict[str, Any]], histograms: dict[str, dict[str, Any]]) -> None:
@@ -81,13 +85,13 @@ class LayerFigures:
 
     @torch.no_grad()
     def add(self, floats: Mapping[str, nn.Module], layers: Mapping[str, QuantizedLayer], inputs: Mapping[str, InputSample]) -> None:
-        """Measure layers.
+        """Measure some layers.
 
         Args:
-            floats: The float layers by full name.
-            layers: The quantized layers with their rounded weights, by the same names; layers whose weight
-                stays float are skipped.
-            inputs: Samples of inputs, by the same names, for some layers or none.
+            floats: Dictionary from full name to float layer.
+            layers: Dictionary from full name to the quantized layer with its rounded weight. Layers whose
+                weight stays float are skipped.
+            inputs: Dictionary from full name to a sample of the input. It may lack some layers, or all.
         """
         compared: dict[str, tuple[Tensor, Tensor]] = {}
         sums: list[Tensor] = []
@@ -117,7 +121,7 @@ class LayerFigures:
         self._fill_histograms(compared, inputs)
 
     def _fill_histograms(self, compared: Mapping[str, tuple[Tensor, Tensor]], inputs: Mapping[str, InputSample]) -> None:
-        """Compute the histograms of the compared layers that are still among the worst."""
+        """Compute the histograms of those layers in ``compared`` that are among the worst so far."""
         pairs: dict[tuple[str, str], tuple[Tensor, Tensor | None]] = {}
         for name in (n for n in compared if n in self._histograms):
             pairs[name, "weight"] = compared[name]
@@ -130,20 +134,24 @@ class LayerFigures:
 
 
 def keep_worst(histograms: dict[str, dict[str, Any]], weights: Mapping[str, Mapping[str, Any]]) -> None:
-    """Remove the histograms of all but the `WORST` layers; ``weights`` has the metrics of each layer."""
+    """Remove all histograms except those of the `WORST` layers with the lowest signal-to-noise ratios.
+
+    ``weights`` has the metrics of each layer.
+    """
     best_first = sorted(histograms, key=lambda name: _rank(weights[name]["snr_db"]), reverse=True)
     for name in best_first[: max(0, len(histograms) - WORST)]:
         del histograms[name]
 
 
 def histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str, Any]]:
-    """Return counts of float and rounded values in `BINS` equal bins over the range of both, for each pair.
+    """Return two histograms for each pair of float values and rounded values.
 
-    The host waits for the device twice.
+    Both have the same `BINS` equal bins, over the range of all values of the pair. The host waits for the
+    device twice.
 
     Returns:
-        ``low`` and ``high``, the ends of the range; ``float``, a list of counts; ``rounded``, likewise, or
-        None.
+        A dictionary for each pair. ``low`` and ``high`` are the ends of the range. ``float`` has the counts
+        of the float values, and ``rounded`` those of the rounded values, or None without rounded values.
     """
     known = [[x.float() for x in pair if x is not None] for pair in pairs]
     ends = _on_host([torch.stack([end for x in parts for end in torch.aminmax(x)]) for parts in known])
@@ -159,14 +167,14 @@ def histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str, 
 
 
 def _on_host(vectors: Sequence[Tensor]) -> list[list[float]]:
-    """Return the values of float32 vectors (at least one); the host waits for the device once."""
+    """Return the values of one or more float32 vectors. The host waits for the device only once."""
     values: list[float] = torch.cat(list(vectors)).tolist()
     ends = list(itertools.accumulate(len(vector) for vector in vectors))
     return [values[end - len(vector) : end] for end, vector in zip(ends, vectors, strict=True)]
 
 
 def _extent(values: Tensor) -> Tensor:
-    """Return the squared sum, the smallest and the largest of some values, float32, ``[3]``."""
+    """Return the sum of squares, the smallest and the largest value, as a tensor ``[3]``."""
     return torch.stack([values.square().sum(), *torch.aminmax(values)])
 
 
@@ -176,7 +184,10 @@ def _peak_to_rms(elements: int, square_sum: float, low: float, high: float) -> f
 
 
 def _scale_sizes(qparams: QParams | None, device: torch.device) -> Tensor:
-    """Return the largest and the median scale, float32, ``[2]``; zeros if there is at most one scale."""
+    """Return the largest and the median scale as float32 ``[2]``, or zeros if there are less than two scales.
+
+    The median is that of a sample.
+    """
     if qparams is None or qparams.scale.numel() < 2:
         return torch.zeros(2, device=device, dtype=torch.float32)
     scale = qparams.scale.detach().float().abs()
@@ -184,10 +195,10 @@ def _scale_sizes(qparams: QParams | None, device: torch.device) -> Tensor:
 
 
 def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule) -> tuple[Tensor, Tensor]:
-    """Return elements of a float weight, about `SAMPLE`, and the same elements rounded; float32, ``[n]``.
+    """Return about `SAMPLE` elements of a float weight, and the same elements of the rounded weight.
 
-    If possible, they are whole rows. Rows are rounded here as in the whole weight, even if the layer has only
-    the scales.
+    Both are float32 ``[n]``. If possible, the elements are those of whole rows. If the layer has scales but
+    no rounded weight yet, these rows are rounded here, with the same result as for the whole weight.
     """
     rows = sample_of_rows(module.quantizer.granularity, tuple(weight.shape), SAMPLE)
     rounded: Tensor = layer.weight.detach()  # type: ignore[operator]
@@ -198,10 +209,9 @@ def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule) ->
 
 
 def _sampled(tensor: Tensor, most: int) -> Tensor:
-    """Return at most about ``most`` elements of a tensor in float32, ``[n]``.
+    """Return about ``most`` elements of a tensor as float32 ``[n]``, or all elements if it has no more.
 
-    These are all elements, or runs of `_RUN` neighbours, because single elements would cost a cache line
-    each.
+    The elements are taken in runs of `_RUN` neighbours, because each single element would cost a cache line.
     """
     if tensor.numel() <= most:
         return tensor.float().reshape(-1)
@@ -218,10 +228,11 @@ def _sampled(tensor: Tensor, most: int) -> Tensor:
 # Layers of one shape have the same indices.
 @lru_cache(maxsize=64)
 def _spread(count: int, most: int, device: torch.device) -> Tensor:
-    """Return at most ``most`` indices below ``count``, one from each of equal parts.
+    """Divide the numbers below ``count`` into ``most`` equal parts, and return an index from each part.
 
-    The position in a part changes from part to part by the golden ratio: with a constant step, all indices
-    could fall into one column.
+    The position of the index in its part changes from part to part by the golden ratio. With a constant step
+    between indices, all of them could fall into one column. If ``count`` is not larger than ``most``, return
+    all indices.
     """
     if count <= most:
         return torch.arange(count, device=device)
@@ -230,5 +241,5 @@ def _spread(count: int, most: int, device: torch.device) -> Tensor:
 
 
 def _rank(snr_db: float | None) -> float:
-    """Return the sort key of a layer from its signal-to-noise ratio. A layer without error comes last."""
+    """Return the sort key of a layer: its signal-to-noise ratio, or infinity for a layer without error."""
     return math.inf if snr_db is None else snr_db

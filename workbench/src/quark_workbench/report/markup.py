@@ -1,4 +1,4 @@
-"""Inline SVG elements as escaped strings: dots, texts, lines, the frame of a plot."""
+"""Functions that return SVG elements of plots as escaped markup: circles, texts, lines, and whole plots."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["dot", "drawing", "figure", "level", "nice_ticks", "number", "numbere
 
 
 def tag(name: str, *content: str, **attributes: object) -> Markup:
-    """Return an element.
+    """Return an HTML or SVG element.
 
     Args:
         name: Name of the element.
-        content: Markup, which is kept, and text, which is escaped.
-        attributes: Escaped; a final ``_`` of a name is removed (``class_``), others become ``-``. None is
-            left out.
+        content: The content of the element. A `Markup` object is kept, and other text is escaped.
+        attributes: The attributes of the element. Values are escaped; attributes with the value None are left
+            out. In a name, a final ``_`` is removed (``class_``), and any other ``_`` becomes ``-``.
 
     >>> tag("p", "a < b", class_="note")
     Markup('<p class="note">a &lt; b</p>')
@@ -33,7 +33,7 @@ def tag(name: str, *content: str, **attributes: object) -> Markup:
 
 
 def number(value: float) -> str:
-    """Return a coordinate with at most two decimals.
+    """Return a coordinate as text with at most two decimals.
 
     >>> number(3.0), number(3.14159), number(-0.001)
     ('3', '3.14', '0')
@@ -43,7 +43,7 @@ def number(value: float) -> str:
 
 
 def text(x: float, y: float, content: str, class_: str | None = None, anchor: str | None = None) -> Markup:
-    """Return text in a plot; ``anchor`` is ``middle`` or ``end``."""
+    """Return a text at a place in a plot. ``anchor`` is ``middle`` or ``end``; None aligns at the start."""
     return tag("text", content, x=float(x), y=float(y), class_=class_, text_anchor=anchor)
 
 
@@ -59,7 +59,10 @@ def dot(x: float, y: float, radius: float, class_: str, hint: str = "") -> Marku
 
 
 def numbered(count: int, x_of: Callable[[int], float], y: float) -> list[Markup]:
-    """Return labels below a plot for ``count`` places, numbered from 0. At most 32 places get a label."""
+    """Return labels with the numbers of ``count`` places, from 0. At most 32 of the places get a label.
+
+    ``x_of`` returns the horizontal position of a place, and ``y`` is the vertical position of the labels.
+    """
     return [text(x_of(i), y, str(i), anchor="middle") for i in range(0, count, max(1, math.ceil(count / 32)))]
 
 
@@ -69,16 +72,17 @@ def level(y: float, left: float, right: float, label: str) -> list[Markup]:
 
 
 def figure(name: str, title: str, description: str, width: float, height: float, *content: str, least: int | None = None) -> Markup:
-    """Return a plot in a box that scrolls.
+    """Return a plot in a box that can be scrolled sideways.
 
     Args:
         name: Id of the plot, unique in the page.
         title: Title for screen readers.
-        description: Description in words.
-        width: Width of the drawing in its own units, about pixels.
-        height: Height in these units.
-        content: The drawing.
-        least: Width in pixels below which the plot scrolls instead of shrinking; None for 0.85 of ``width``.
+        description: Description for screen readers.
+        width: Width of the drawing, in units of about one pixel.
+        height: Height of the drawing, in the same units.
+        content: The elements of the drawing.
+        least: Smallest width of the plot in pixels. In a narrower window, the plot can be scrolled. None
+            means 0.85 of ``width``.
     """
     style = f"min-width:{least or round(0.85 * width)}px;max-width:{number(max(width, 320))}px"
     drawn = drawing(name, title, description, width, height, *content, style=style)
@@ -86,7 +90,7 @@ def figure(name: str, title: str, description: str, width: float, height: float,
 
 
 def drawing(name: str, title: str, description: str, width: float, height: float, *content: str, **attributes: object) -> Markup:
-    """Return only the plot; arguments as in `figure`, and further attributes of the element."""
+    """Return a plot without a box. ``attributes`` are added to the element; see `figure` for the others."""
     return tag(
         "svg",
         tag("title", title, id=f"{name}-title"),
@@ -108,7 +112,10 @@ def style_sheet() -> Markup:
 
 
 def picture(*plot: Any) -> str:
-    """Return a plot as a file with its own style sheet; ``plot`` are the arguments of `drawing`."""
+    """Return the content of an SVG file with a plot and a style sheet.
+
+    ``plot`` has the arguments of `drawing`.
+    """
     name, title, description, width, height, *content = plot
     rules = tag("style", style_sheet())
     own = {"xmlns": "http://www.w3.org/2000/svg", "font-family": "system-ui, sans-serif", "style": "background:var(--page)"}
@@ -116,7 +123,8 @@ def picture(*plot: Any) -> str:
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about ``count`` round numbers from at most ``low`` to at least ``high``.
+    """Return about ``count`` equally spaced round numbers. The first is at most ``low``, the last at least
+    ``high``.
 
     >>> nice_ticks(0, 23, 5)
     [0.0, 5.0, 10.0, 15.0, 20.0, 25.0]

@@ -1,4 +1,4 @@
-"""Measures layers, inputs and hidden states for the report, while the float weights are in memory."""
+"""Measurement of layers, inputs and hidden states for the report, while the float weights are in memory."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _depth_of: WeakKeyDictionary[CalibrationReport, DepthError] = WeakKeyDictionary(
 
 
 def measure(moment: Moment) -> None:
-    """Add figures of layers, inputs (`LayerFigures`) and blocks to the report of a run.
+    """Add figures of layers, layer inputs and blocks to the calibration report of a run.
 
-    A block gets ``weights``, a summary of its ratios for events. It also gets ``hidden``, the error of the
-    hidden states after it (`depth_figures`), if calibration runs forwards of the float model too.
+    The entry of a block gets ``weights``, a summary of the signal-to-noise ratios of its layers. If
+    calibration also runs forward passes of the float model, the entry gets ``hidden`` too: the error of the
+    hidden states after the block (`depth_figures`).
     """
     if isinstance(moment, ForwardsStarted) and moment.with_float:
         depth = _depth_of[moment.report] = DepthError()
@@ -45,7 +46,10 @@ def measure(moment: Moment) -> None:
 
 
 def _in_short(weights: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    """Return the median ratio and the layer with the lowest ratio, or ``{}`` if no layer has a ratio."""
+    """Return the median signal-to-noise ratio of layers, and the name and ratio of the worst layer.
+
+    Return ``{}`` if no layer has a ratio.
+    """
     ratios = {name: ratio for name in names if (ratio := weights.get(name, {}).get("snr_db")) is not None}
     if not ratios:
         return {}

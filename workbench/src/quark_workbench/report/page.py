@@ -1,7 +1,7 @@
-"""The report as one HTML page, without scripts and external files; light or dark as the reader's system.
+"""The report as one HTML page without scripts and external files.
 
-The page and each of its sections are Jinja templates in ``templates/``; this module lists the functions that
-they call.
+The page is light or dark, as the reader's system is. The page and each of its sections are Jinja templates in
+the folder ``templates``. This module supplies the functions that the templates call.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def page(report: Mapping[str, Any]) -> str:
     """Return the page of a report.
 
     Args:
-        report: The contents, from `quark_workbench.report.contents.contents_of` or a JSON file. They are not
-            trusted: names and messages are escaped.
+        report: The contents of the report. They may come from a JSON file that is not trusted, so all names
+            and messages are escaped.
     """
     templates = _templates()
     contents = {key: templates.get_template(f"sections/{key}.html.jinja").render(report=report).strip() for key in _SECTIONS}

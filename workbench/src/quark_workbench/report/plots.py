@@ -1,4 +1,4 @@
-"""Plots of lines and bars: error through depth, gain of an algorithm, histograms, sizes, time by block."""
+"""Plots of lines and bars: errors after each block, gains of an algorithm, histograms, sizes, and times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LEFT, _BOTTOM = 56, 34
 
 
 def depth_curve(rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return the signal-to-noise ratio of the hidden states after each block."""
+    """Return a plot of the signal-to-noise ratio of the hidden states after each block."""
     values = [row["snr_db"] for row in rows]
     title = "Signal-to-noise ratio of the hidden states after each block"
     known = [v for v in values if v is not None]
@@ -42,13 +42,13 @@ def depth_curve(rows: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def block_errors(name: str, changes: str, rounded: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return the signal-to-noise ratio of each block's output before and after a change.
+    """Return a plot of the signal-to-noise ratio of each block's output before and after a change.
 
     Args:
         name: Id of the plot.
-        changes: The change of the blocks, such as "transforms".
-        rounded: How their weights are rounded, such as "rounded to nearest".
-        rows: One for each block.
+        changes: What changes the blocks, such as "transforms".
+        rounded: The words for how weights are rounded in both cases, such as "rounded to nearest".
+        rows: A dictionary for each block, with both ratios.
     """
     pair = {"after": [r["snr_after_db"] for r in rows], "before": [r["snr_before_db"] for r in rows]}
     title = f"Signal-to-noise ratio of each block's output before and after {changes}"
@@ -64,10 +64,11 @@ def _lines(
     places: Sequence[str],
     limits: Mapping[str, float] = MappingProxyType({}),
 ) -> Markup:
-    """Return lines over blocks in dB; ``None`` is a missing value.
+    """Return a plot of lines over the blocks, with values in dB.
 
-    The first line has an area and dots with tooltips. ``limits`` are values in dB by colour; those near the
-    lines are drawn.
+    The area below the first line is filled. ``lines`` is a dictionary from label to values, and None stands
+    for a missing value. ``limits`` is a dictionary from colour to a value in dB. A limit is drawn unless it
+    is far below the lines.
     """
     values = [v for line in lines.values() for v in line if v is not None]
     near = {colour: limit for colour, limit in limits.items() if limit > min(values) - 6}
@@ -102,7 +103,10 @@ def _lines(
 
 
 def gains_by_kind(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, float, int]]:
-    """Return the rows of `gains`: for each kind, medians over layers with compared outputs."""
+    """Return the rows for `gains`: for each kind of layer, the median ratios and the number of layers.
+
+    Only layers count whose outputs were compared.
+    """
     pairs: dict[str, list[tuple[float, float]]] = {}
     for layer in layers:
         if layer.get("output_snr_db") is not None and layer.get("nearest_snr_db") is not None:
@@ -111,10 +115,14 @@ def gains_by_kind(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, float,
 
 
 def gains(rows: Sequence[tuple[str, float, float, int]]) -> Markup:
-    """Return the ratio of outputs to nearest and by the algorithm for each kind of layer, joined by a line.
+    """Return a plot of two signal-to-noise ratios of outputs for each kind of layer.
+
+    One ratio is for weights that are rounded to nearest, and the other for weights that the algorithm rounds.
+    A line joins both.
 
     Args:
-        rows: Kind, both ratios in dB, and the number of layers.
+        rows: Tuples of the kind, the ratio to nearest and the ratio by the algorithm in dB, and the number of
+            layers.
     """
     left, width = 10 + 6.9 * max(len(kind) for kind, *_ in rows), 1000
     ticks = nice_ticks(min(min(a, b) for _, a, b, _ in rows) - 0.5, max(max(a, b) for _, a, b, _ in rows) + 0.5)
@@ -141,7 +149,11 @@ def gains(rows: Sequence[tuple[str, float, float, int]]) -> Markup:
 
 
 def histograms_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return an entry for each histogram: layer, its number and ratio, ``weight`` or ``input``, counts."""
+    """Return a dictionary for each histogram of a report.
+
+    It has the layer with its number and signal-to-noise ratio, the tensor (``weight`` or ``input``), and the
+    counts.
+    """
     ratio = {layer["name"]: layer["snr_db"] for layer in report["layers"]}
     return [
         {"layer": name, "number": number, "snr_db": ratio.get(name), "tensor": tensor, "counts": entry[tensor]}
@@ -153,7 +165,10 @@ def histograms_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def histogram_plot(name: str, title: str, histogram: Mapping[str, Any]) -> Markup:
-    """Return counts of float values as an area and of rounded values as bars, with a logarithmic axis."""
+    """Return a plot of a histogram. Counts of float values are an area, and those of rounded values are bars.
+
+    The axis of counts is logarithmic.
+    """
     width, height, left = 470.0, 190.0, 36.0
     floats, rounded = histogram["float"], histogram["rounded"]
     top = max(1.0, math.log10(max([*floats, *(rounded or [0])], default=1) + 1))
@@ -193,7 +208,7 @@ def _power(power: int) -> str:
 
 
 def size_bars(kinds: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return the bytes of each kind of layer, float and as they are stored."""
+    """Return a plot with two bars for each kind of layer: its bytes in float, and its bytes as stored."""
     left, width = 10 + 6.9 * max(len(k["kind"]) for k in kinds), 1000
     scale = (width - left - 170) / max(max(k["float_bytes"], k["stored_bytes"] or 0) for k in kinds)
     drawn: list[str] = []
@@ -219,7 +234,7 @@ def used_phases(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def time_by_block(rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return the seconds of each block as stacked bars, by phase."""
+    """Return a plot of the seconds of each block, as a bar with a part for each phase."""
     totals = [sum(row["seconds"].values()) for row in rows]
     ticks = nice_ticks(0, max(totals), 4)
     step, floor = (_WIDTH - _LEFT - 20) / len(rows), _HEIGHT - _BOTTOM

@@ -1,4 +1,4 @@
-"""`ReportOptions`: the report of a run from disk, written into its checkpoint at the end."""
+"""`ReportOptions`, which writes the report of a run from disk into its checkpoint at the end of the run."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ hidden states after the run.
 
 @attrs.frozen
 class ReportOptions:
-    """Options of a report; called with a finished run, it writes the report.
+    """The options of a report. An object writes the report when it is called with a finished run.
 
     Attributes:
-        level: One of `LEVELS`.
-        command: The command line, for the record.
-        started: When the run began, as `time.perf_counter` gives it.
-        selection: The selection of schemes that the configuration comes from
-            (`quark_workbench.mixed_precision.SelectionResult.to_dict`), which the report draws, or None.
+        level: How much the report measures; one of `LEVELS`.
+        command: The command line of the run, which the report shows.
+        started: The value of `time.perf_counter` at the start of the run.
+        selection: The selection that chose the schemes of the run, as
+            `quark_workbench.mixed_precision.SelectionResult.to_dict` returns it. The report plots the
+            selection. None means that there was no selection.
     """
 
     level: str = attrs.field(default="standard")
@@ -56,13 +57,13 @@ class ReportOptions:
     def __call__(self, finished: FinishedRun, directory: Path, device: str, reopened: Callable[[], CheckpointSource]) -> None:
         """Write the report of a run into its checkpoint.
 
-        A failure is logged; the checkpoint then has no report.
+        If this fails, the error is logged, and the checkpoint has no report.
 
         Args:
-            finished: The run.
-            directory: The complete checkpoint, which may still be renamed.
+            finished: The finished run.
+            directory: Directory of the complete checkpoint. It may be renamed after this call.
             device: Torch device of the run.
-            reopened: Opens the float checkpoint once more, for a full report.
+            reopened: Function that opens the float checkpoint again, for a full report.
         """
         run, report, is_full = finished.run, finished.report, self.level == "full"
         facts = Facts(

@@ -35,18 +35,18 @@ _SMALLEST = 1e-9
 
 
 def chosen_point(selection: Selection) -> Mapping[str, Any] | None:
-    """Return the chosen point of the curve; None without a curve."""
+    """Return the chosen point of the curve, or None if the selection has no curve."""
     return next((point for point in selection["curve"] if point["total_bytes"] == selection["total_bytes"]), None)
 
 
 def candidates_in_order(selection: Selection) -> list[str]:
-    """Return the candidates, with the fewest bytes first."""
+    """Return the names of the candidates. The candidate with the fewest bytes comes first."""
     sizes = [row for row in selection["sizes"].values() if len(row) == len(selection["candidates"])] or list(selection["sizes"].values())
     return sorted(selection["candidates"], key=lambda name: sum(row.get(name, 0) for row in sizes))
 
 
 def layers_by_candidate(selection: Selection) -> list[tuple[str, list[str], int]]:
-    """Return each candidate with the layers that get it and their bytes."""
+    """Return a tuple for each candidate: its name, the layers that get it, and the bytes of these layers."""
     rows = []
     for name in candidates_in_order(selection):
         groups = [group for group, chosen in selection["choices"].items() if chosen == name]
@@ -56,26 +56,26 @@ def layers_by_candidate(selection: Selection) -> list[tuple[str, list[str], int]
 
 
 def measured_by_predicted(selection: Selection) -> list[float]:
-    """Return measured ÷ predicted divergence of each point for which both are known in nats."""
+    """Return the ratio of measured to predicted divergence for each point at which both are known in nats."""
     if not str(selection["unit"]).startswith("nats"):
         return []
     return [p["measured_kl"] / p["loss"] for p in selection["curve"] if p["measured_kl"] and p["loss"] > 0]
 
 
 def pareto_curve(selection: Selection) -> Markup:
-    """Return size against predicted loss, with the measured divergences and the choice."""
+    """Return a plot of the predicted loss over the size, with measured divergences and the chosen point."""
     return figure(*_curve_plot(selection), least=620)
 
 
 def curve_svg(selection: Selection) -> str:
-    """Return the curve as a picture: losses as a line, measurements as dots, the choice as a ring."""
+    """Return an SVG file of the curve. Losses are a line, measurements dots, and the chosen point a ring."""
     return picture(*_curve_plot(selection))
 
 
 def _curve_plot(selection: Selection) -> tuple[Any, ...]:
     """Return the arguments of `markup.drawing` for the curve.
 
-    The axis of losses is logarithmic; a loss of 0 is not drawn.
+    The axis of losses is logarithmic. A point with the loss 0 is not drawn.
     """
     curve = [point for point in selection["curve"] if point["loss"] > _SMALLEST]
     values = [v for p in curve for v in (p["loss"], p["measured_kl"] or 0.0) if v > _SMALLEST]
@@ -109,7 +109,7 @@ def _curve_plot(selection: Selection) -> tuple[Any, ...]:
 
 
 def additivity(selection: Selection) -> Markup:
-    """Return predicted losses against measured divergences; on the dashed line the two are equal."""
+    """Return a plot of measured divergences over predicted losses. On the dashed line, both are equal."""
     points = [p for p in selection["curve"] if (p["measured_kl"] or 0.0) > _SMALLEST and p["loss"] > _SMALLEST]
     low, high = _powers([v for p in points for v in (p["loss"], p["measured_kl"])])
     scale = (_SIDE - _LEFT - _RIGHT) / (high - low)
@@ -139,7 +139,7 @@ def additivity(selection: Selection) -> Markup:
 
 
 def choice_map(selection: Selection, blocks: Sequence[str]) -> Markup:
-    """Return each group's candidate: a row for each kind of group, a column for each block."""
+    """Return a map of the chosen candidates. Each kind of group is a row, and each block is a column."""
     order = candidates_in_order(selection)
     rows: dict[str, list[str | None]] = {}
     for group in selection["choices"]:
@@ -163,13 +163,13 @@ def choice_map(selection: Selection, blocks: Sequence[str]) -> Markup:
 
 
 def color_of(candidate: str, order: Sequence[str]) -> str:
-    """Return the class of the colour of a candidate; the one with the fewest bytes has the darkest."""
+    """Return the CSS class of a candidate's colour. The candidate with the fewest bytes is the darkest."""
     place = order.index(candidate)
     return f"h{round(7 - 6 * place / max(len(order) - 1, 1))}"
 
 
 def _powers(values: Sequence[float]) -> tuple[int, int]:
-    """Return the powers of ten around some positive values."""
+    """Return the exponents of the powers of ten that enclose some positive values."""
     low, high = (math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))) if values else (0, 1)
     return low, max(high, low + 1)
 

@@ -1,4 +1,4 @@
-"""Sizes: bytes and bits per weight by kind of layer, from the headers of files; and files with hashes."""
+"""The bytes and the bits per weight of each kind of layer, from the headers of files, and hashes of files."""
 
 from __future__ import annotations
 
@@ -24,27 +24,30 @@ SMALL = 32 << 20
 
 
 def kind_of(name: str, blocks: Iterable[str]) -> str:
-    """Return the kind of a layer: its name in its block, with ``*`` for numbers, else its full name."""
+    """Return the kind of a layer, which is its name in its block with ``*`` in place of numbers.
+
+    For a layer outside all blocks, the full name takes the place of the name in the block.
+    """
     block = block_of(name, blocks)
     return without_numbers(name if block is None else name.removeprefix(f"{block}."))
 
 
 def block_of(name: str, blocks: Iterable[str]) -> str | None:
-    """Return the block of a layer; None outside all blocks, or if the model is one block."""
+    """Return the block of a layer, or None if the layer is outside all blocks or the model is one block."""
     return next((b for b in blocks if b and name.startswith(f"{b}.")), None)
 
 
 def tensor_bytes(directory: Path) -> dict[str, int]:
-    """Return the bytes of each tensor of a checkpoint, from the headers of its files.
+    """Return a dictionary from name to bytes for each tensor of a checkpoint, from the headers of its files.
 
     Raises:
-        CheckpointError: It has no safetensors files, or they are damaged.
+        CheckpointError: The checkpoint has no safetensors files, or they are damaged.
     """
     return {name: _bytes(*entry) for shard in check_shards(directory) for name, entry in shard.tensors.items()}
 
 
 def stored_bytes(directory: Path) -> dict[str, int] | None:
-    """Return `tensor_bytes`; None if the checkpoint has no safetensors files."""
+    """Return what `tensor_bytes` returns, or None if this raises CheckpointError."""
     try:
         return tensor_bytes(directory)
     except CheckpointError:
@@ -55,17 +58,18 @@ def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, e
     """Return the sizes of a checkpoint and of its float model.
 
     Args:
-        rows: The plan.
+        rows: The rows of the plan.
         blocks: Names of the decoder blocks.
-        float_bytes: Float bytes of the whole float model.
-        element: Bytes of an element of the float model.
-        directory: The checkpoint.
+        float_bytes: Bytes of the whole float model.
+        element: Bytes of one element of the float model.
+        directory: Directory of the checkpoint.
 
     Returns:
-        ``float_bytes`` and ``stored_bytes`` of all tensors; ``effective_bits``, stored bits per weight of the
-        layers with a quantized weight, scales and zero points included; ``kinds``, the same for each kind of
-        layer, with the names of layers tied to it, which take no bytes of their own; ``layers``, bits per
-        weight by full name. Unknown values are None.
+        A dictionary. ``float_bytes`` and ``stored_bytes`` are the bytes of all tensors in the float model and
+        in the checkpoint. ``effective_bits`` is the mean number of stored bits per weight, with scales and
+        zero points, over all layers with a quantized weight. ``kinds`` has such values for each kind of
+        layer; it also names the layers that are tied to this kind and are not stored again. ``layers`` is a
+        dictionary from full name to bits per weight. Unknown values are None.
     """
     stored = stored_bytes(directory)
     own = [r for r in rows if r.tied_to is None]
@@ -97,11 +101,13 @@ def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, e
 
 
 def files_of(directory: Path, *, hashes_weights: bool) -> list[dict[str, Any]]:
-    """Return name, bytes and SHA-256 of each file of a checkpoint, by name; without the report itself.
+    """Return the name, the bytes and the SHA-256 hash of each file of a checkpoint, in order of name.
+
+    The files of the report are left out.
 
     Args:
-        directory: The checkpoint.
-        hashes_weights: Whether to hash files above `SMALL` bytes too, which reads all of them.
+        directory: Directory of the checkpoint.
+        hashes_weights: Whether to hash files of more than `SMALL` bytes too. This reads all weights.
     """
     files = sorted(p for p in directory.iterdir() if p.is_file() and p.name not in OF_THE_RUN)
     sizes = {path: path.stat().st_size for path in files}
@@ -114,7 +120,7 @@ def _digest(path: Path) -> str:
 
 
 def _of_layers(stored: Mapping[str, int], rows: Iterable[PlanRow]) -> dict[str, int]:
-    """Return the bytes of the tensors of each layer: weight, scales, zero points, bias."""
+    """Return a dictionary from name of layer to the bytes of its weight, scales, zero points and bias."""
     names = {row.name for row in rows}
     sizes = dict.fromkeys(names, 0)
     for tensor, size in stored.items():
@@ -131,9 +137,9 @@ def _bits(size: int, weights: int) -> float | None:
 
 
 def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a tensor with a dtype in safetensors' notation: ``BF16``, ``I32``, ``F8_E4M3``.
+    """Return the bytes of a tensor. ``dtype`` is a name of safetensors, such as ``BF16`` or ``F8_E4M3``.
 
-    A ``BOOL`` takes one byte.
+    An element of the dtype ``BOOL`` needs one byte.
     """
     digits = re.search(r"\d+", dtype)
     return prod(shape) * (8 if digits is None else int(digits.group())) // 8

@@ -1,4 +1,4 @@
-"""Numbers of a report as text: bytes, seconds, ratios in dB, counts."""
+"""Functions that return the numbers of a report as text: bytes, seconds, ratios in dB, and counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["amount", "decibel_text", "figure_text", "plural", "seconds_text", "s
 
 
 def size_text(size: float) -> str:
-    """Return bytes with a decimal unit.
+    """Return a number of bytes as text with a decimal unit.
 
     >>> size_text(1_234), size_text(98_700_000)
     ('1.2 kB', '98.7 MB')
@@ -19,7 +19,7 @@ def size_text(size: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration.
+    """Return a duration as text.
 
     >>> seconds_text(0.0123), seconds_text(75), seconds_text(425.3), seconds_text(7300)
     ('12 ms', '75.0 s', '425 s', '2 h 2 min')
@@ -33,12 +33,15 @@ def seconds_text(seconds: float) -> str:
 
 
 def decibel_text(ratio: float | None) -> str:
-    """Return a ratio in dB; a dash if it is not known, or there is no error."""
+    """Return a signal-to-noise ratio in dB as text, or a dash for None.
+
+    None means that the ratio is unknown, or that there is no error.
+    """
     return "–" if ratio is None else f"{ratio:.1f} dB"
 
 
 def figure_text(value: float | None, form: str) -> str:
-    """Return a number in a format; a dash for None.
+    """Return a number as text in a format, or a dash for None.
 
     >>> figure_text(2.345, ".1f"), figure_text(1234, ",d"), figure_text(None, ".1f")
     ('2.3', '1,234', '–')
@@ -47,12 +50,12 @@ def figure_text(value: float | None, form: str) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share as a percentage; a dash if it is not known."""
+    """Return a share as text in percent, or a dash for None."""
     return "–" if value is None else f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"
 
 
 def amount(value: float) -> str:
-    """Return a large number with a word.
+    """Return a number as text. A large number is written with a word such as ``million``.
 
     >>> amount(134_515_008), amount(12)
     ('134.5 million', '12')

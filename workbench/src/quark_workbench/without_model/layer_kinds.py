@@ -1,4 +1,4 @@
-"""Kinds of layers, by the names and shapes of their tensors alone."""
+"""Functions that infer the kind of a layer from the names and shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AHEAD = re.compile(r"^(mtp|nextn|eagle|medusa|draft)(_|$)|_mtp$|(^|_)nextn(_|$)
 
 
 def is_of_a_tower(name: str) -> bool:
-    """Return whether a module belongs to a tower for images, video or sound, by a part of its full name.
+    """Return whether a module's full name shows that it belongs to an encoder of images, video or sound.
 
     >>> is_of_a_tower("model.visual.blocks"), is_of_a_tower("model.layers")
     (True, False)
@@ -32,7 +32,7 @@ def is_of_a_tower(name: str) -> bool:
 
 
 def predicts_ahead(name: str) -> bool:
-    """Return whether a module belongs to layers that predict more tokens, by a part of its full name.
+    """Return whether a module's full name shows that it predicts more tokens than the next one.
 
     >>> predicts_ahead("mtp.layers.0.mlp.up_proj"), predicts_ahead("model.layers.0.mlp.up_proj")
     (True, False)
@@ -42,12 +42,13 @@ def predicts_ahead(name: str) -> bool:
 
 @attrs.frozen
 class LayerKinds:
-    """Tells the kind of a module from its tensors ``weight`` and ``bias``.
+    """Infers the kinds of a checkpoint's modules from their tensors ``weight`` and ``bias``.
 
     Attributes:
-        transposed: Whether weights with a bias are stored ``[in, out]``, as in GPT-2. The biases of some
-            layers fit only this order, and no bias fits only the usual order.
-        is_mixed: Whether some biases fit only one order and some only the other.
+        transposed: Whether weights of layers with a bias are stored as ``[in, out]``, as in GPT-2. This is
+            inferred if the length of some biases fits only this order, and no bias fits only the usual order
+            ``[out, in]``.
+        is_mixed: Whether some biases fit only the usual order, and some fit only the other order.
     """
 
     transposed: bool = False
@@ -55,7 +56,10 @@ class LayerKinds:
 
     @classmethod
     def of(cls, layers: Iterable[Mapping[str, Tensor]]) -> LayerKinds:
-        """Return the kinds for a checkpoint whose modules have these tensors."""
+        """Return an object for a checkpoint.
+
+        ``layers`` has a dictionary for each module, from the last part of a tensor's name to the tensor.
+        """
         ways = set()
         for tensors in layers:
             weight, bias = tensors.get("weight"), tensors.get("bias")
@@ -65,7 +69,7 @@ class LayerKinds:
         return cls(transposed=is_transposed and not is_usual, is_mixed=is_transposed and is_usual)
 
     def kind(self, name: str, tensors: Mapping[str, Tensor]) -> str:
-        """Return ``linear``, ``transposed``, ``embedding``, or the reason why the module is none of them.
+        """Return ``linear``, ``transposed`` or ``embedding``, or the reason why a module is none of these.
 
         Args:
             name: Full name of the module.

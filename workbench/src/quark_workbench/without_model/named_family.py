@@ -1,4 +1,4 @@
-"""The family of a model made from names: safe rules find its blocks and the layers that stay float."""
+"""Facts about the family of a model that was made from names: its blocks, and the layers that stay float."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3")
 
 
 def input_table(model: nn.Module) -> Any:
-    """Return the embedding with a row for each token of the vocabulary, or else the largest, or None."""
+    """Return the token embedding of a model.
+
+    This is the embedding with as many rows as the vocabulary has tokens, or else the largest embedding.
+    Return None if the model has no embedding.
+    """
     config: Any = model.config
     rows = config.number("vocab_size", "padded_vocab_size")
     tables = [m for n, m in model.named_modules() if isinstance(m, nn.Embedding) and not (is_of_a_tower(n) or predicts_ahead(n))]
@@ -37,23 +41,26 @@ def input_table(model: nn.Module) -> Any:
 
 
 def output_head(model: nn.Module) -> Any:
-    """Return the linear layer with the name of a head and as many rows as the embeddings, or None."""
+    """Return the linear layer that has the name of a head and as many outputs as there are token embeddings.
+
+    Return None if there is no such layer.
+    """
     embeddings = input_table(model)
     heads = (m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n.rpartition(".")[2] in _HEADS and not predicts_ahead(n))
     return next((m for m in heads if embeddings is not None and m.out_features == embeddings.num_embeddings), None)
 
 
 def family_of(model: nn.Module, floats: Mapping[str, Sequence[str]]) -> StatedFamily:
-    """Return the facts about a model that was made from names, and notes for the plan.
+    """Return facts about a model that was made from names, and notes for the plan.
 
-    A template that is registered for the model type says which layers stay float. Without one, these stay
-    float: linear layers outside the blocks, routers, gates, and towers for images and sound. Layers that
-    predict more tokens always stay float.
+    If a template is registered for the model type, the template says which layers stay float. Otherwise these
+    layers stay float: linear layers outside the blocks, routers, gates, and encoders of images and sound.
+    Layers that predict more tokens than the next one always stay float.
 
     Args:
         model: The model.
-        floats: Dictionary from a reason to the names of the tensors with two or more axes that are in no
-            layer for this reason.
+        floats: Dictionary from a reason to names of tensors with two or more axes. For this reason, the
+            tensors are not in a layer that can be quantized.
     """
     config: Any = model.config
     lists = [*_block_lists(model)]
@@ -79,7 +86,10 @@ def family_of(model: nn.Module, floats: Mapping[str, Sequence[str]]) -> StatedFa
 
 
 def _registered(model_type: str) -> Architecture | None:
-    """Return the facts of a model type's template, or its patterns alone, or None if there is no template."""
+    """Return the facts that the template of a model type has, or None if there is no template.
+
+    Some templates have only patterns; then the facts have only these patterns.
+    """
     facts = templates().find_architecture(model_type)
     if facts is not None or model_type not in templates():
         return facts
@@ -87,7 +97,10 @@ def _registered(model_type: str) -> Architecture | None:
 
 
 def _block_lists(model: nn.Module) -> Iterator[str]:
-    """Yield the full names of the outermost lists of modules that have layers inside."""
+    """Yield the full names of the module lists whose modules are blocks with linear layers.
+
+    A list inside another such list is left out.
+    """
     outer: list[str] = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or name.startswith(tuple(f"{one}." for one in outer)):
@@ -98,7 +111,11 @@ def _block_lists(model: nn.Module) -> Iterator[str]:
 
 
 def _decoder(model: nn.Module, lists: Sequence[str]) -> str | None:
-    """Return the list of the decoder's blocks: the largest outside towers and layers that predict ahead."""
+    """Return the name of the list of decoder blocks, or None if there are no lists.
+
+    It is the largest list that belongs neither to an encoder of images or sound nor to layers that predict
+    more tokens. If all lists belong to these, it is the largest list.
+    """
     sizes = {name: sum(p.numel() for p in model.get_submodule(name).parameters()) for name in lists}
     return max(lists, key=lambda name: (not (is_of_a_tower(name) or predicts_ahead(name)), sizes[name]), default=None)
 
@@ -114,9 +131,10 @@ def _left_in_float(model: nn.Module, lists: Sequence[str], decoder: str | None) 
 
 
 def _of_stored_names(registered: Architecture, lists: Sequence[str], decoder: str | None) -> list[str]:
-    """Return the patterns of a template for stored names, which may lack the prefix ``model.`` of modules.
+    """Return further exclusion patterns, with which a template's exclusions fit the names in a checkpoint.
 
-    If the template leaves a tower in float, all towers stay float.
+    Names in a checkpoint may lack the prefix ``model.``, so patterns without this prefix are added. If the
+    template excludes an encoder of images or sound, patterns for all such encoders are added.
     """
     patterns = registered.exclude_layers_name
     towers = [f"{name}.*" for name in lists if is_of_a_tower(name) and name != decoder]
@@ -125,7 +143,11 @@ def _of_stored_names(registered: Architecture, lists: Sequence[str], decoder: st
 
 
 def _routers(model: nn.Module) -> Iterator[str]:
-    """Yield patterns of routers: by name, or as layers beside experts with one row for each expert."""
+    """Yield patterns of routers.
+
+    A layer is a router if it has the name of a router, or if it is beside experts and has an output for each
+    expert.
+    """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     named = [pattern for pattern in _ROUTERS if any(fnmatchcase(name, pattern) for name in layers)]
     yield from named
@@ -146,12 +168,15 @@ def _number_of_experts(name: str, module: nn.Module) -> int:
 
 
 def _in_every_block(name: str) -> str:
-    """Return a pattern for the layer of that name in all blocks."""
+    """Return a pattern that matches a layer in all blocks: each number in the name becomes ``*``."""
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
 def _ahead(model: nn.Module, decoder: str | None) -> Iterator[str]:
-    """Yield patterns of the layers that predict more tokens: by name, or after the last block."""
+    """Yield patterns of the layers that predict more tokens than the next one.
+
+    Their names show this, or their number is not less than the number of blocks in the config.
+    """
     outermost: list[str] = []
     for name, _ in model.named_modules():
         if name and predicts_ahead(name) and not name.startswith(tuple(f"{one}." for one in outermost)):
@@ -164,7 +189,7 @@ def _ahead(model: nn.Module, decoder: str | None) -> Iterator[str]:
 
 
 def _experts(model: nn.Module, decoder: str | None) -> str | None:
-    """Return the name, within a block, of the module that holds the experts; None if there is none."""
+    """Return the name of the module with the experts, relative to its block, or None without experts."""
     names = (name for name, _ in model.named_modules() if decoder is not None and name.startswith(f"{decoder}."))
     holder = next((name for name in names if name.rpartition(".")[2] == "experts"), None)
     return None if holder is None else holder.removeprefix(f"{decoder}.").partition(".")[2]
@@ -173,7 +198,7 @@ def _experts(model: nn.Module, decoder: str | None) -> str | None:
 def _notes(
     model: nn.Module, facts: Architecture, floats: Mapping[str, Sequence[str]], ahead: Sequence[str], *, is_known: bool
 ) -> Iterator[str]:
-    """Yield the notes of the plan on decisions by names."""
+    """Yield notes for the plan that say what was inferred from the names and shapes of tensors."""
     yield "made without the model class: names and shapes of tensors tell the layers"
     if not is_known:
         yield "no template is known: layers outside the blocks, routers and towers for images and sound stay float"

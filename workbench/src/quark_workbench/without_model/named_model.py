@@ -1,4 +1,4 @@
-"""NamedModel: modules on the meta device, made from the names and shapes of a checkpoint's tensors."""
+"""NamedModel, a model on the meta device that is made from the names and shapes of a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -36,13 +36,17 @@ _HEAD = "lm_head"
 
 
 class NamedModel(nn.Module):
-    """The model of a checkpoint without a known class. It has all tensors, but cannot run.
+    """A model that stands in for a model of an unknown class. It has all tensors of a checkpoint.
+
+    The model cannot run.
 
     Attributes:
-        config: The values of its config.json.
-        stated_family: Facts about its family, and notes on how its tensors were read.
-        all_tied_weights_keys: The tied tensors, as in models of transformers.
-        base_model_prefix: As in models of transformers; no name begins with it.
+        config: The values of the checkpoint's config.json.
+        stated_family: Facts about the model family, and notes on what was inferred from names.
+        all_tied_weights_keys: Dictionary from the name of a tied tensor to the name of the tensor to which it
+            is tied, as in models of transformers.
+        base_model_prefix: An attribute that models of transformers have. Here, no name begins with this
+            prefix.
     """
 
     config: Any
@@ -54,7 +58,7 @@ class NamedModel(nn.Module):
         self.all_tied_weights_keys: dict[str, str] = {}
 
     def get_input_embeddings(self) -> nn.Module | None:
-        """Return the token embeddings, or None if no embedding table is large enough."""
+        """Return the token embeddings, or None if the model has no embedding."""
         return input_table(self)
 
     def get_output_embeddings(self) -> nn.Module | None:
@@ -62,7 +66,7 @@ class NamedModel(nn.Module):
         return output_head(self)
 
     def named_non_persistent_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield nothing, because the model has only stored tensors."""
+        """Yield nothing, because every tensor of the model is stored in the checkpoint."""
         return iter(())
 
     def tie_weights(self) -> None:
@@ -77,12 +81,12 @@ class NamedModel(nn.Module):
 
 
 def named_model(path: Path, dtype: str = "auto", device: torch.device | None = None, *, trust_remote_code: bool = False) -> nn.Module:
-    """Return the model of a checkpoint, made from the headers of its files, without running its code.
+    """Return a `NamedModel` of a checkpoint, made from the headers of the files. No code of the model runs.
 
-    A matrix ``….weight`` is a linear layer, unless its name says that it is an embedding or a norm. Its bias
-    may show that it is transposed. Stacked experts become a `StackedExperts`. All other tensors stay float.
-    Tensors in the checkpoint's main dtype get ``dtype``, or the dtype of config.json. Other tensors keep
-    their dtype.
+    A module whose ``weight`` is a matrix becomes a linear layer, unless its name says that it is an embedding
+    or a norm. The length of a bias may show that the matrix is transposed. Stacked experts become a
+    `StackedExperts`. All other tensors stay float. Tensors in the most frequent dtype of the checkpoint get
+    ``dtype``, or the dtype that config.json names. Other tensors keep their dtype.
 
     The arguments are as in `quark.models.hf.skeleton.skeleton`.
 
@@ -117,7 +121,10 @@ def named_model(path: Path, dtype: str = "auto", device: torch.device | None = N
 
 
 def _stored(path: Path) -> dict[str, Tensor]:
-    """Return all tensors of a checkpoint on the meta device, with float tensors instead of codes."""
+    """Return a dictionary from name to tensor for a checkpoint, on the meta device.
+
+    Float tensors take the place of quantized codes.
+    """
     shards = check_shards(path)
     with silenced():  # the run's own source logs that it dequantizes
         made = float_tensors_of(path, shards)
@@ -126,7 +133,7 @@ def _stored(path: Path) -> dict[str, Tensor]:
 
 
 def _in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Return the tensors. The tensors in the most frequent floating-point dtype are cast to ``dtype``."""
+    """Return the tensors, of which those in the most frequent floating-point dtype are cast to ``dtype``."""
     sizes: Counter[torch.dtype] = Counter()
     for tensor in tensors.values():
         if tensor.is_floating_point():
@@ -136,21 +143,27 @@ def _in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[
 
 
 def _width(tensors: Mapping[str, Tensor]) -> int | None:
-    """Return the columns of the matrix with the most rows, which has the width of the embeddings."""
+    """Return the width of the embeddings, which is the number of columns of the matrix with the most rows.
+
+    Return None if there is no matrix.
+    """
     tables = [tensor for tensor in tensors.values() if tensor.ndim == 2]
     return max(tables, key=lambda table: table.shape[0]).shape[1] if tables else None
 
 
 @attrs.define(eq=False)
 class _Node:
-    """The plan of a module: its tensors and children by name."""
+    """A module that is still to be made, as two dictionaries: from name to tensor and from name to child."""
 
     tensors: dict[str, Tensor] = attrs.field(factory=dict)
     children: dict[str, _Node] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], path: Path) -> _Node:
-        """Return the root of the modules that have these tensors, in the order of numbers in their names."""
+        """Return the root of a tree of nodes for tensors with these names.
+
+        Children are in the order of the numbers in their names.
+        """
         from transformers.core_model_loading import dot_natural_key
 
         root, wrong = cls(), []
@@ -176,23 +189,27 @@ class _Node:
             yield from child.walk(f"{name}.{own}" if name else own)
 
     def below(self) -> dict[str, Tensor]:
-        """Return a dictionary from name in the module to tensor, for the module and its children."""
+        """Return a dictionary from name to tensor, for the tensors of the module and of its children.
+
+        The names are relative to the module.
+        """
         inner = {f"{name}.{leaf}": t for name, child in self.children.items() for leaf, t in child.tensors.items()}
         return self.tensors | inner
 
 
 class _Part(nn.Module):
-    """A module of an unknown kind. Only its tensors are known."""
+    """A module of an unknown kind, which has only tensors and children."""
 
 
 @attrs.define(eq=False)
 class _Builder:
-    """Makes modules of nodes.
+    """Makes a module from each node.
 
     Attributes:
-        kinds: Tells the kind of a module from its tensors.
+        kinds: An object that infers the kind of a module.
         hidden: The width of the hidden states; None if it is not known.
-        floats: Dictionary from a reason to the names of tensors of two or more axes that stay as they are.
+        floats: Dictionary from a reason to names of tensors with two or more axes. For this reason, the
+            tensors stay float.
     """
 
     kinds: LayerKinds
@@ -200,7 +217,7 @@ class _Builder:
     floats: dict[str, list[str]] = attrs.field(factory=dict)
 
     def fill(self, module: nn.Module, node: _Node, name: str) -> nn.Module:
-        """Give a module the tensors and the children of a node, and return it."""
+        """Add the tensors and the children of a node to a module, and return the module."""
         for leaf, tensor in node.tensors.items():
             if tensor.is_floating_point():
                 module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
@@ -211,7 +228,7 @@ class _Builder:
         return module
 
     def module(self, node: _Node, name: str) -> nn.Module:
-        """Return the module of a node."""
+        """Return the module for a node, with all modules inside."""
         if not node.children and "weight" in node.tensors and node.tensors["weight"].ndim == 2:
             kind = self.kinds.kind(name, node.tensors)
             if kind in _LAYERS:
@@ -248,9 +265,9 @@ _LAYERS = {"linear": _linear, "transposed": _transposed, "embedding": _embedding
 
 
 def _tie(model: NamedModel) -> None:
-    """Tie the head to the embeddings, if config.json says so or no head is stored.
+    """Tie the head to the embeddings if config.json says so, or if no head is stored.
 
-    If a head is stored and its values differ, the source of the run keeps it apart.
+    If a stored head has other values than the embeddings, it is untied when the checkpoint is read.
     """
     config: StoredConfig = model.config
     embeddings, head, says = input_table(model), output_head(model), config.ties_head()

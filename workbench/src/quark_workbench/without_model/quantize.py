@@ -1,4 +1,4 @@
-"""`quantize_without_model` quantizes a checkpoint by the names and shapes of its tensors alone."""
+"""`quantize_without_model`, which quantizes a checkpoint from the names and shapes of its tensors alone."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ _FIX = (
 def quantize_without_model(
     source: str | Path, out: str | Path, config: QConfig | str | Callable[[nn.Module], QConfig], **options: Any
 ) -> QuantPlan:
-    """Quantize a checkpoint without a model class, by the names and shapes of its tensors.
+    """Quantize a checkpoint without its model class. Names and shapes of tensors tell which layers it has.
 
     Weights are rounded to nearest. The function runs no model of transformers and no code of the checkpoint.
-    If
-    transformers knows the class, `quark.runs.quantize_checkpoint` writes the same tensors.
+    If transformers has the model class, `quark.runs.quantize_checkpoint` writes the same tensors.
 
     Args:
         source: Directory of a checkpoint with a config.json and safetensors files.
@@ -38,10 +37,10 @@ def quantize_without_model(
         config: The configuration, or the name of a scheme, or a function that returns a configuration for the
             model on the meta device (`named_model`).
         **options: Further arguments of `quark.runs.quantize_checkpoint`, except ``data``,
-        ``weight_converters`` and ``trust_remote_code``.
+            ``weight_converters`` and ``trust_remote_code``.
 
     Returns:
-        The plan: what each layer got, with notes on undecided names.
+        The plan, which says how each layer was quantized. Its notes say what was inferred from names.
 
     Raises:
         UnsupportedError: The scheme needs calibration data, or the configuration has an algorithm.
@@ -62,5 +61,8 @@ def refuse_transforms(config: QConfig) -> None:
 
 
 def refuse_forwards(wanted_by: str) -> NoReturn:
-    """Raise UnsupportedError: ``wanted_by`` names the part of a run that needs forwards."""
+    """Raise UnsupportedError, because forward passes are impossible.
+
+    ``wanted_by`` names the part of the run that needs them.
+    """
     raise UnsupportedError(f"this run needs calibration forwards for {wanted_by}, {_FIX}")

@@ -1,4 +1,4 @@
-"""Stacked experts: one tensor holds a matrix of every expert. Names and shapes tell the matrices apart."""
+"""Stacked experts: one tensor has the matrices of all experts. Its name and shape tell what they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class StackedExperts(nn.Module):
     """The stacked tensors of the experts of a mixture-of-experts layer.
 
     Args:
-        tensors: Dictionary from name in the module, ``gate_up_proj`` or ``gate_up_proj.weight``, to tensor.
+        tensors: Dictionary from name to tensor. A name is relative to the module, such as ``gate_up_proj`` or
+            ``gate_up_proj.weight``.
         hidden: The width of the hidden states; None if it is not known.
     """
 
@@ -43,20 +44,21 @@ class StackedExperts(nn.Module):
 
 
 def is_stack(name: str, tensors: Mapping[str, Tensor], hidden: int | None) -> bool:
-    """Return whether the tensors of a module are stacked experts whose matrices can be told apart.
+    """Return whether a module has stacked experts, and names and shapes tell the matrices of an expert.
 
     Args:
         name: Full name of the module.
-        tensors: The tensors of the module and of its children, by their names in it.
+        tensors: Dictionary from name to tensor, for the module and its children. A name is relative to the
+            module.
         hidden: The width of the hidden states; None if it is not known.
     """
     return "expert" in name.rpartition(".")[2].lower() and _taken_apart(tensors, hidden) is not None
 
 
 def parts_of_stack(module: nn.Module, names: Sequence[str]) -> ExpertParts | None:
-    """Return the experts of a `StackedExperts`; None of any other module.
+    """Return the matrices of the experts in a `StackedExperts`, or None for any other module.
 
-    It is `quark.config.architecture.Architecture.expert_parts`.
+    `quark.config.architecture.Architecture.expert_parts` is set to this function.
     """
     if not isinstance(module, StackedExperts):
         return None
@@ -64,11 +66,14 @@ def parts_of_stack(module: nn.Module, names: Sequence[str]) -> ExpertParts | Non
 
 
 def _taken_apart(tensors: Mapping[str, Tensor], hidden: int | None) -> ExpertParts | None:
-    """Return the matrices of each expert, ``[experts, out, in]``; None if their order is not known.
+    """Return the matrices of all experts, each kind as a tensor ``[experts, out, in]``.
 
-    Shapes tell the order. If gate and up are one tensor, it is twice as wide as the other; otherwise the
-    width of the hidden states decides. ``gate_up_proj`` without biases has the gate in its first half. With
-    biases it stays whole, because gpt-oss interleaves gate and up.
+    Shapes tell whether a tensor is stored as ``[experts, out, in]`` or ``[experts, in, out]``. If one tensor
+    has both the gate and the up projection, it has twice as many outputs as the down projection has inputs.
+    Otherwise the width of the hidden states decides. If the order stays unknown, return None.
+
+    If ``gate_up_proj`` has no bias, its first half is the gate. With a bias, it is not divided, because
+    gpt-oss interleaves the rows of both projections.
     """
     own = {name.removesuffix(".weight").removesuffix("_weight"): tensor for name, tensor in tensors.items()}
     weights = {name: tensor for name, tensor in own.items() if tensor.ndim == 3 and tensor.is_floating_point()}
@@ -90,7 +95,7 @@ def _taken_apart(tensors: Mapping[str, Tensor], hidden: int | None) -> ExpertPar
 
 
 def _is_transposed(inputs: Sequence[Tensor], output: Tensor, hidden: int | None) -> bool | None:
-    """Return whether matrices are stored ``[in, out]``; None if their shapes do not tell."""
+    """Return whether matrices are stored as ``[in, out]``, or None if the shapes do not tell."""
     ways = []
     for is_transposed in (False, True):
         (back, out), *shapes = (tuple(t.shape[:0:-1] if is_transposed else t.shape[1:]) for t in (output, *inputs))
