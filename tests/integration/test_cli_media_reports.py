@@ -60,7 +60,7 @@ def test_a_report_of_an_export_reads_data_with_options(program: Program) -> None
     out, moved = program.quantize("out", "--scheme", "int2_wo_32"), program.folder / "rows.jsonl"
     program.data.rename(moved)
     command = ("report", out, "--float", program.model, "--calib", moved)
-    assert "is no file: paths start from" in program.quark(*command, code=2)
+    assert "there is no file" in program.quark(*command, code=2)
     media, found = ("--calib-option", f"media={program.data.parent}"), []
     for options in (("--num-calib", 2), ("--num-calib", 2, "--calib-seed", 3), ("--num-calib", 4)):
         program.quark(*command, *media, *options)

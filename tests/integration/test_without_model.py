@@ -276,7 +276,7 @@ def test_every_layout_that_can_hold_the_layers_takes_them(exporter: str, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--scheme", "fp8"), "needs calibration forwards for activations with static scales"),
+        (("--scheme", "fp8"), "needs calibration forward passes for activations with static scales"),
         (("--scheme", "int4_wo_32", "--algorithm", "gptq"), "the algorithm 'gptq' needs the outputs of the model"),
         (("--scheme", "int4_wo_32", "--algorithm", "rotation"), "the algorithm 'rotation' needs the outputs of the model"),
         (("--scheme", "int4_wo_32", "--trust-remote-code"), "leave out --mixed"),
@@ -295,7 +295,7 @@ def test_what_needs_forwards_is_refused_before_any_work(
 def test_a_plan_lists_what_refuses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     source = checkpoint(tmp_path / "source")
     assert run("plan", source, "--without-model", "--scheme", "fp8", "--no-probe", monkeypatch=monkeypatch) == 2
-    assert "needs calibration forwards for activations with static scales" in capsys.readouterr().err
+    assert "needs calibration forward passes for activations with static scales" in capsys.readouterr().err
 
 
 def _without(path: Path) -> None:

@@ -291,7 +291,7 @@ def test_an_incomplete_environment_is_refused_in_words(monkeypatch: pytest.Monke
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with (
-        pytest.raises(ConfigError, match="MASTER_ADDR and MASTER_PORT is not: start the processes with `torchrun"),
+        pytest.raises(ConfigError, match="are set, but not MASTER_ADDR and MASTER_PORT: start the processes with `torchrun"),
         ranks_of_environment(CPU),
     ):
         pass

@@ -73,7 +73,7 @@ def test_a_family_is_a_base_and_what_differs(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ([], "it holds a list: write one object"),
-        ({}, "its field 'model_type' is missing or no text"),
+        ({}, "its field 'model_type' is missing or is not a text"),
         ({"heads": "out"}, "an unknown field 'heads'; did you mean 'head'?"),
         ({"head": ["out"]}, r"its field 'head' is \['out'\]: give a text or null"),
         ({"norm_has_weight": 1}, "its field 'norm_has_weight' is 1: give true or false"),

@@ -169,7 +169,7 @@ def _meet() -> tuple[Store, int, int]:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ConfigError(
-            f"RANK and WORLD_SIZE are set, but {' and '.join(missing)} is not: start the processes with "
+            f"RANK and WORLD_SIZE are set, but not {' and '.join(missing)}: start the processes with "
             "`torchrun --nproc-per-node N -m quark …`, or unset WORLD_SIZE to run in one process"
         )
     try:

@@ -74,7 +74,7 @@ def _template(data: Any) -> LLMTemplate:
             near = closest(key, [*hints, *_OWN])
             raise ConfigError(f"it has an unknown field '{key}'" + (f"; did you mean '{near}'?" if near else ""))
     if not isinstance(data.get("model_type"), str) or not data["model_type"]:
-        raise ConfigError("its field 'model_type' is missing or no text: give the model's config.model_type, such as \"llama\"")
+        raise ConfigError("its field 'model_type' is missing or is not a text: give the model's config.model_type, such as \"llama\"")
     facts = {key: _value(value, hints[key], key) for key, value in data.items() if key not in _OWN}
     settings, base_name = _settings(data.get("algorithm_configs")), _value(data.get("base"), str | None, "base")
     if base_name is None and all(key in ("model_type", *PATTERNS) for key in facts):

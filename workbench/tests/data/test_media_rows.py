@@ -88,7 +88,7 @@ def test_another_directory_can_be_named_for_relative_and_absolute_paths(folder: 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"image": "none.png"}, "line 1 of .* names the image 'none.png', but '.*none.png' is no file: paths start from"),
+        ({"image": "none.png"}, "line 1 of .* names the image 'none.png', but there is no file '.*none.png': a path is relative to"),
         ({"audio": "https://example.org/a.wav"}, "names the address .*, and quark downloads no audio"),
         ({"image": "a\0.png"}, "which is no path"),
         ({"image": 3}, "holds 3: give the path of a file, or its bytes"),

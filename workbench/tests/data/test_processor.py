@@ -181,7 +181,7 @@ def test_a_speech_model_refuses_what_it_does_not_hear(row: dict[str, Any], said:
 
 
 def test_a_model_of_texts_has_no_processor() -> None:
-    with pytest.raises(CalibrationError, match=r"has no processor for them .*: give a LlamaForCausalLM texts, or copy"):
+    with pytest.raises(CalibrationError, match=r"has no processor for them .*: use only texts with a LlamaForCausalLM, or copy"):
         load_processor(tiny_model_dir())
 
 

@@ -146,7 +146,7 @@ def test_what_a_selector_must_not_do_is_named() -> None:
         PluginError, match=r"the selector Chooses chooses 'fp4' for 'model\.layers\.0\..*', whose candidates are fp8, mxfp4"
     ):
         selected(lambda *_: "fp4", "fp8", "mxfp4")
-    with pytest.raises(PluginError, match=r"chooses [\d,]+ bytes, but the budget allows"):
+    with pytest.raises(PluginError, match=r"chooses schemes of [\d,]+ bytes, but the budget allows"):
         selected(lambda *_: "fp8", "fp8", "mxfp4", budget=Budget(bits=5))
 
 

@@ -193,7 +193,7 @@ display = Display()
 
 
 class _DisplayedRun:
-    """The listeners that show one run, until it is closed."""
+    """The listeners that show one run. `close` ends the display."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

@@ -64,7 +64,7 @@ def paragraphs(entries: Sequence[tuple[str, str]], width: int | None = None) -> 
 
 
 def _fitted(natural: Sequence[int], width: int) -> list[int]:
-    """Return the widths of the columns that fit."""
+    """Return the widths of the columns that fit into ``width``. ``natural`` has their full widths."""
     widths = list(natural[:1])
     for size in natural[1:]:
         room = width - sum(widths) - len(_GAP) * len(widths)

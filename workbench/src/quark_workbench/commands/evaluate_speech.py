@@ -46,7 +46,7 @@ def speech_metrics(
     path, reference_path = paths
     if processor.is_ctc and metric:
         raise ConfigError(
-            f"--metric {metric[0]} is of predicted tokens, but a {processor.model_class.__name__} predicts none: leave it out"
+            f"--metric {metric[0]} measures predicted tokens, but a {processor.model_class.__name__} predicts none: leave out --metric"
         )
     TokenMetrics.of(metric, has_reference=reference_path is not None)
     if reference_path is not None:

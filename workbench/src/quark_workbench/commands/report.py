@@ -62,7 +62,7 @@ def report(
         skeleton = meta_model(float_model, trust_remote_code=trust_remote_code)
         samples = data.of(float_model, skeleton, "auto", trust_remote_code=trust_remote_code)("hidden states")
     elif data.calib:
-        raise typer.BadParameter("--calib compares hidden states with the float model: add --float MODEL")
+        raise typer.BadParameter("--calib needs the float model, because it compares hidden states: add --float MODEL")
     contents = export_report(out, float_model, samples, trust_remote_code=trust_remote_code)
     if samples is not None and float_model is not None:
         contents["evaluation"] = reported_metrics(out, float_model, data, trust_remote_code=trust_remote_code)

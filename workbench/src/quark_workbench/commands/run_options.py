@@ -125,9 +125,9 @@ class CalibrationChoices:
         return chosen
 
     def of(self, path: Path, model: nn.Module, dtype: str, *, trust_remote_code: bool) -> CalibrationData:
-        """Return the calibration data for a checkpoint and its model on the meta device.
+        """Return the calibration data for a checkpoint.
 
-        The data are read on first use.
+        ``model`` is the checkpoint's model on the meta device. The data are read when they are first needed.
         """
         return CalibrationData(self, path, model, dtype, trust_remote_code)
 

@@ -89,7 +89,7 @@ class SelectionOptions:
 
     @property
     def base_scheme(self) -> str:
-        """The candidate from which the configuration starts."""
+        """The name of the candidate whose settings for the whole model the configuration uses."""
         from quark_workbench.mixed_precision.select import base_scheme
 
         return base_scheme(self.candidates)

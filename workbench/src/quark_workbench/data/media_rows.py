@@ -79,7 +79,7 @@ def chat_with_media(chat: Sequence[Mapping[str, Any]], row: Mapping[str, Any], w
 
     def filled(kind: str, medium: Any) -> Any:
         if medium is None and not waiting[kind]:
-            raise CalibrationError(f"the messages of {where} name more media of type '{kind}' than its columns have: add what is missing")
+            raise CalibrationError(f"the messages of {where} name more media of type '{kind}' than its columns have: add the missing ones")
         return waiting[kind].pop(0) if medium is None else medium
 
     messages = _with_media(chat, filled, where)
@@ -148,7 +148,9 @@ def _file(name: str, base: Path, kind: str, where: str) -> Path:
             f"the option media=DIR"
         )
     if not is_file:
-        raise CalibrationError(f"{where} names the {kind} '{name}', but '{path}' is no file: paths start from '{base}', or from media=DIR")
+        raise CalibrationError(
+            f"{where} names the {kind} '{name}', but there is no file '{path}': a path is relative to '{base}', or to media=DIR"
+        )
     return path
 
 

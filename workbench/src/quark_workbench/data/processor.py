@@ -59,8 +59,8 @@ def load_processor(path: Path, *, trust_remote_code: bool = False) -> SampleProc
     kind = model_class(config, path / "config.json", trust_remote_code=trust_remote_code).type
     if not has_processor(path):
         raise CalibrationError(
-            f"the data hold images or sounds, but '{path}' has no processor for them ({' or '.join(_CONFIGURATIONS)}): give a "
-            f"{kind.__name__} texts, or copy these files from the model's repository"
+            f"the data hold images or sounds, but '{path}' has no processor for them ({' or '.join(_CONFIGURATIONS)}): use only "
+            f"texts with a {kind.__name__}, or copy these files from the model's repository"
         )
     tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
     for file in path.iterdir():
@@ -173,7 +173,7 @@ class SampleProcessor:
         extractor = self._part("feature_extractor", "audio_processor")
         media = self._media(sample, "audio", name)
         if media and extractor is None:
-            raise CalibrationError(f"{name} has a sound, but a {self.model_class.__name__} takes no sounds: leave it out")
+            raise CalibrationError(f"{name} has a sound, but a {self.model_class.__name__} takes no sounds: leave out the sound")
         if not media and self.is_speech_to_text:
             raise CalibrationError(f"{name} has no sound, but a {self.model_class.__name__} needs one: give rows with the column 'audio'")
         seconds = getattr(extractor, "chunk_length", None) if self.is_speech_to_text else None
@@ -263,7 +263,7 @@ class SampleProcessor:
         if None in media:
             raise CalibrationError(f"a message of {name} has a part of type '{kind}' without a path: add the key 'path'")
         if media and kind == "image" and self._part("image_processor") is None:
-            raise CalibrationError(f"{name} has an image, but a {self.model_class.__name__} takes no images: leave it out")
+            raise CalibrationError(f"{name} has an image, but a {self.model_class.__name__} takes no images: leave out the image")
         return media
 
     def _part(self, *names: str) -> Any:

@@ -43,7 +43,7 @@ def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> 
 
     >>> read_samples("text")
     Traceback (most recent call last):
-    quark.errors.CalibrationError: the source 'text' reads files: give the path of a file, not its name
+    quark.errors.CalibrationError: the source 'text' reads files: give the path of a file instead
     """
     options = dict(options or {})
     name = str(spec)
@@ -53,7 +53,7 @@ def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> 
     if not datasets().get(name).suffixes:
         return _read(name, [], options)
     if "path" not in options:
-        raise CalibrationError(f"the source '{name}' reads files: give the path of a file, not its name")
+        raise CalibrationError(f"the source '{name}' reads files: give the path of a file instead")
     file = Path(options.pop("path"))
     if not file.is_file():
         raise CalibrationError(f"there is no file '{file}' for the source '{name}' to read")

@@ -67,7 +67,7 @@ class TokenMetrics:
         """
         for name in names:
             if metrics().get(name).needs_reference and not has_reference:
-                raise ConfigError(f"the metric '{name}' compares with a reference model: give a model with --reference")
+                raise ConfigError(f"the metric '{name}' compares with a reference model: add --reference MODEL")
         return cls(tuple(dict.fromkeys(names)))
 
     def add(self, log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Perplexity of a model over tokens."""
+"""The perplexity of a model on a text."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class SampleWindow(Windows):
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in self.inputs.items()}
 
     def logits(self, model: nn.Module) -> Tensor:
-        """Return the logits that predict each token but the first, ``[1, T − 1, V]``."""
+        """Return the logits ``[1, T − 1, V]`` with which a model predicts each token but the first."""
         logits: Tensor = model(**self.arguments(model)).logits
         return logits[:, :-1]
 

@@ -67,13 +67,13 @@ class TaskResult:
 
 
 def prepare_tasks(options: TaskOptions, backend: str = "transformers") -> Any:
-    """Return the task manager of lm-evaluation-harness, after all checks that need no model.
+    """Check ``options`` as far as this needs no model, and return lm-evaluation-harness's task manager.
 
     Raises:
         ConfigError: There is no such backend or directory, or no task is named.
         UnknownNameError: (a ConfigError) There is no task with this name.
-        MissingPluginError: lm-evaluation-harness or the backend is not installed; the message has the pip
-            command.
+        MissingPluginError: lm-evaluation-harness or the backend is not installed. The message has the pip
+            command that installs it.
         UnsupportedError: vLLM is installed under a name that lm-evaluation-harness does not find.
     """
     if backend not in Backend.__args__:  # type: ignore[attr-defined]

@@ -264,7 +264,7 @@ def _pooling(path: Path) -> str:
             return name
     ways = ", ".join(named + wanted) or "nothing"
     raise UnsupportedError(
-        f"'{file}' pools by {ways}, which quark evaluate cannot do. It can pool by {', '.join(_POOLINGS)}: compare the model in Python"
+        f"'{file}' pools by {ways}, but quark evaluate can only pool by {', '.join(_POOLINGS)}: compare the model in Python"
     )
 
 

@@ -198,5 +198,5 @@ def checked_selection(problem: SelectionProblem, selection: object, whose: str) 
             raise PluginError(f"{whose} chooses {chosen!r} for '{group.name}', whose candidates are {fitting}")
     most = problem.most_bytes
     if most is not None and problem.bytes_of(selection.choices) > most:
-        raise PluginError(f"{whose} chooses {problem.bytes_of(selection.choices):,} bytes, but the budget allows {most:,}")
+        raise PluginError(f"{whose} chooses schemes of {problem.bytes_of(selection.choices):,} bytes, but the budget allows {most:,}")
     return selection

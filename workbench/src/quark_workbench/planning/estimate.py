@@ -111,7 +111,7 @@ class Estimate:
 
     @property
     def memory_of_program(self) -> int:
-        """Bytes of memory that this process uses already."""
+        """The bytes of memory that this process uses before the run."""
         return self.memory.get(_PROGRAM, 0)
 
     def to_dict(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def export_report(
         events.phase("plan")
         earlier = read_report(directory)
         if float_model is None and samples is not None:
-            raise ConfigError("the comparison of hidden states needs the float model: give its directory too")
+            raise ConfigError("the comparison of hidden states needs the float model: give the directory float_model too")
         if float_model is None and earlier is not None:
             return with_flags(earlier)
         content, report = packed_content(directory, trust_remote_code=trust_remote_code), CalibrationReport()

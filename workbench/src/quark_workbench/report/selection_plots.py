@@ -1,4 +1,4 @@
-"""Plots of a selection: loss over size, measured over predicted loss, and the scheme of each layer."""
+"""Plots of a selection: predicted loss over size, measured over predicted loss, and the chosen schemes."""
 
 from __future__ import annotations
 

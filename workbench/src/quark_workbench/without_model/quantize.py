@@ -54,7 +54,7 @@ def quantize_without_model(
 
 
 def refuse_transforms(config: QConfig) -> None:
-    """Raise UnsupportedError if a configuration has an algorithm."""
+    """Raise UnsupportedError if a configuration has an algorithm, since algorithms need forward passes."""
     if config.algo_config:
         names = ", ".join(f"'{settings.name}'" for settings in config.algo_config)
         raise UnsupportedError(f"the algorithm {names} needs the outputs of the model, {_FIX}")
@@ -65,4 +65,4 @@ def refuse_forwards(wanted_by: str) -> NoReturn:
 
     ``wanted_by`` names the part of the run that needs them.
     """
-    raise UnsupportedError(f"this run needs calibration forwards for {wanted_by}, {_FIX}")
+    raise UnsupportedError(f"this run needs calibration forward passes for {wanted_by}, {_FIX}")

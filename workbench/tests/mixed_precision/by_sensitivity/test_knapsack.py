@@ -118,7 +118,7 @@ def test_a_hundred_groups_of_four_options_are_solved() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"smallest options take 12 together, but 11 are allowed"):
+    with pytest.raises(ConfigError, match=r"smallest options have the total size 12, but at most 11 is allowed"):
         smallest_loss([[1.0, 0.0], [1.0, 0.0]], [[5, 9], [7, 9]], 11)
 
 

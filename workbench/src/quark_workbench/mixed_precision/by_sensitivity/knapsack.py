@@ -49,7 +49,7 @@ def smallest_loss(losses: Sequence[Sequence[float]], sizes: Sequence[Sequence[in
     groups = [_Group.of(own, size) for own, size in zip(losses, sizes, strict=True)]
     least = sum(min(size) for size in sizes)
     if least > most:
-        raise ConfigError(f"the smallest options take {least:,} together, but {most:,} are allowed")
+        raise ConfigError(f"the smallest options have the total size {least:,}, but at most {most:,} is allowed")
     known, price = _relaxed(groups, most - least)
     taken = _better(groups, most - least, known, price)
     return [group.options[o] for group, o in zip(groups, taken, strict=True)]

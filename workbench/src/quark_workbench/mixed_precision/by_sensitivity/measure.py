@@ -86,7 +86,7 @@ def measured_kl(problem: SelectionProblem, choices: Sequence[Mapping[str, str]],
 
 
 def _measured(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], data: Sequence[Call]) -> list[float]:
-    """Return the divergence of each choice. A choice maps each layer to its candidate."""
+    """Return the mean KL divergence for each choice. A choice is a dictionary from layer to candidate."""
     reference: dict[int, Tensor] = {}
     sums, count = [0.0] * len(choices), 0
 
