@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Bar", "Display", "LogLines", "display", "duration"]
 
 SECONDS_BETWEEN_LINES = 5.0
-"""Least time between two progress lines."""
+"""The least number of seconds between two progress lines."""
 _SHORT = 0.5
 """Evaluations shorter than this, in seconds, get no bar, since programs run many of them."""
 _LOGGER = "quark.progress"
@@ -48,7 +48,7 @@ _PHASES = {
     "write": "writing",
     "report": "making the report",
 }
-"""Phases outside the blocks, in words."""
+"""Dictionary from a phase outside the blocks to the words that the bar shows."""
 _LOGGED = ("data", "validate", "select", "compare")
 """Phases that may take long; the log names them too."""
 
@@ -98,7 +98,7 @@ class LogLines:
 
 
 class Bar:
-    """A listener that draws a progress bar. The bar names the current block or phase, and the remaining time.
+    """A listener that draws a progress bar. The bar shows the current block or phase, and the remaining time.
 
     Args:
         console: The rich console to draw on.

@@ -157,10 +157,10 @@ def _template_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
 
 
 _OBJECTS = ("scheme", "template")
-"""Fields of records that hold objects of the running program."""
+"""Fields of records whose values are objects of the running program, which have no JSON form."""
 _DERIVED: dict[type[Record], Callable[[Registered, Catalog], dict[str, Any]]] = {
     SchemeRecord: _scheme_facts,
     AlgorithmRecord: _algorithm_facts,
     TemplateRecord: _template_facts,
 }
-"""Facts that a listing adds to a record's fields; they come from references that load without torch."""
+"""Functions whose results a listing adds to the fields of a record. They load only what needs no torch."""

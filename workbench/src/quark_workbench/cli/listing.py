@@ -150,7 +150,7 @@ _FLAGS = {
     "selectors": "--selector-option KEY=VALUE",
     "datasets": "--calib-option KEY=VALUE",
 }
-"""How to set the options of a record, by kind; the other kinds have no options."""
+"""Dictionary from kind of record to a text that says how to set its options. Other kinds have no options."""
 _COLUMNS: dict[str, tuple[Column, ...]] = {
     "formats": (("format", _name), ("bits", _number("bits"))),
     "observers": (("observer", _name), ("class", _text("class_name"))),

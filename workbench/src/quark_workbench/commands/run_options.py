@@ -320,5 +320,4 @@ class WritingChoices:
 
 
 GROUPS: dict[str, Callable[..., Any]] = {"config": ConfigOptions, "calibration": CalibrationChoices, "export": ExportChoices}
-"""Option groups of ``quark plan`` and ``quark quantize``: name of the argument → class of the options.
-"""
+"""Dictionary from name of argument to class of options, for ``quark plan`` and ``quark quantize``."""

@@ -130,7 +130,7 @@ def _rows(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _whole(path: Path) -> list[object]:
-    """Return the content of a file that is one JSON list."""
+    """Return the JSON list in a file. The file must contain nothing else."""
     try:
         value = json.loads(whole_text(path))
     except (ValueError, RecursionError) as error:

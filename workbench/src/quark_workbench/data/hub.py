@@ -77,7 +77,7 @@ def ultrachat(split: str = "train_sft") -> Iterator[Sample]:
 
 
 def _rows(name: str, config: str | None, split: str) -> Any:
-    """Return the rows of a split."""
+    """Return the rows of one split of a data set."""
     datasets = extra("datasets", "data sets of the Hugging Face Hub")
     try:
         if any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):

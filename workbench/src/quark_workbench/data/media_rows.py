@@ -13,9 +13,9 @@ from quark.errors import CalibrationError
 __all__ = ["MediaRow", "chat_with_media", "has_media", "is_media_row", "media_of", "media_row", "with_files_below"]
 
 _COLUMNS = {"image": "image", "images": "image", "audio": "audio", "audios": "audio"}
-"""Columns of images and sounds, and the kind of each."""
+"""Dictionary from the name of a column with images or sounds to their kind."""
 KINDS = ("image", "audio")
-"""Kinds of media in a message: values of its key ``type``, and keys that may hold the medium."""
+"""The kinds of media in a message. A kind is a value of the key ``type``, and a key that may have the medium."""
 _LANGUAGE = "language"
 
 

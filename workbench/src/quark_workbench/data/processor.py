@@ -31,7 +31,7 @@ _CONFIGURATIONS = ("processor_config.json", "preprocessor_config.json")
 _SOUNDS = ("input_features", "input_values")
 """Main inputs of models that take sounds."""
 _PLACEHOLDERS = tuple(f"{kind}_token_{end}" for kind in ("image", "audio", "video") for end in ("id", "index"))
-"""Attributes of a configuration that name the token in the place of an image or a sound."""
+"""Attributes of a configuration with the id of the token that stands where an image or a sound belongs."""
 
 
 def has_processor(path: Path) -> bool:

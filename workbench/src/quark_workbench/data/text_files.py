@@ -14,11 +14,11 @@ from quark_workbench.data.extras import extra
 __all__ = ["opened_text", "text_lines", "whole_text", "without_compression"]
 
 _COMPRESSED = {".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ\0", ".zst": b"\x28\xb5\x2f\xfd"}
-"""First bytes of compressed files, by ending."""
+"""Dictionary from the ending of a compressed file to the first bytes of such files."""
 _MODULES = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 _WIDE = {b"\xff\xfe": "UTF-16 or UTF-32", b"\xfe\xff": "UTF-16"}
 _LONGEST_LINE, _LONGEST_TEXT = 1 << 28, 1 << 32
-"""Largest line and largest text, in characters; a larger file may be an endless archive."""
+"""Largest number of characters in a line and in a text. A larger file may decompress without end."""
 
 
 def without_compression(file: Path) -> Path:
@@ -31,7 +31,10 @@ def without_compression(file: Path) -> Path:
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file. A too long line is an error; other errors are as in `opened_text`."""
+    """Yield the lines of a file.
+
+    A line that is too long is an error. Other errors are as in `opened_text`.
+    """
     with opened_text(path) as file:
         while line := file.readline(_LONGEST_LINE):
             if len(line) == _LONGEST_LINE:
@@ -40,7 +43,10 @@ def text_lines(path: Path) -> Iterator[str]:
 
 
 def whole_text(path: Path) -> str:
-    """Return the text of a file. A too long text is an error; other errors are as in `opened_text`."""
+    """Return the text of a file.
+
+    A text that is too long is an error. Other errors are as in `opened_text`.
+    """
     with opened_text(path) as file:
         content = file.read(_LONGEST_TEXT)
     if len(content) == _LONGEST_TEXT:

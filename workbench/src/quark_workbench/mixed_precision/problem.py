@@ -78,7 +78,7 @@ class SelectionProblem:
 
     @property
     def most_bytes(self) -> int | None:
-        """The bytes that the budget allows for the groups, or None if the budget is a divergence."""
+        """The bytes that the budget allows for the groups, or None if the budget is a KL divergence."""
         if self.budget.bits is not None:
             return int(self.budget.bits * self.weights / 8 + 1e-6)
         return None if self.budget.size is None else self.budget.size - self.other_bytes
@@ -195,7 +195,11 @@ def layer_groups(rows: Sequence[PlanRow], architecture: Architecture | None) -> 
 
 
 def _key(name: str, fused: Sequence[Sequence[str]], experts: ExpertNames) -> tuple[str, str]:
-    """Return the key of a layer's group: the full name of a module, and the joined names in that module."""
+    """Return the key of a layer's group.
+
+    It is the full name of the module that contains the group, and the joined last parts of the layers' names.
+    For experts, the second part is empty.
+    """
     if experts.projection(name) is not None:
         return experts.expert(name).rpartition(".")[0], ""
     parent, _, suffix = name.rpartition(".")

@@ -37,7 +37,7 @@ __all__ = ["BlockSeconds", "measured_block", "seconds_per_byte"]
 _BUDGET = 6.0
 """Time limit of a measurement, in seconds. The width of the measured copy follows from it."""
 _COPIES = 8
-"""Memory that a run on one block takes (copies, statistics, codes) ÷ size of the block."""
+"""Memory that a run on one block needs, such as for copies, statistics and codes ÷ size of the block."""
 _LARGEST = 128 << 20
 """Largest block to measure if its class builds no narrower block, whose time would predict the duration.
 """

@@ -34,7 +34,7 @@ _SOLVER_COPIES, _FACTOR_COPIES = 6, 3
 """Float32 copies of the stacked weight and of the Hessian that a rounding with statistics holds at a time.
 """
 _NAMES = {"load": "loading", "forward": "forwards", "solve": "rounding", "write": "writing"}
-"""Names of phases in an estimate, if they differ from the phase's own name."""
+"""Dictionary from a phase to its name in an estimate, if the two names differ."""
 
 
 @attrs.frozen

@@ -19,7 +19,7 @@ _NARROWEST, _MULTIPLE = 512, 128
 
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-"""Names in transformers' configs: `_CHOSEN` for the experts of each token, `_EXPERTS` for all experts."""
+"""Attributes of transformers configs: `_CHOSEN` are for the experts per token, `_EXPERTS` for all experts."""
 
 
 def experts_per_token(config: Any) -> tuple[int | None, int | None]:

@@ -40,7 +40,7 @@ __all__ = ["FORMAT", "FORMAT_VERSION", "Facts", "contents_of", "machine", "probe
 
 FORMAT = "quark-report"
 FORMAT_VERSION = 1
-"""Version of the format: increases if a field changes its meaning or is removed, not for new fields."""
+"""Version of the format. It increases if a field changes its meaning or is removed, not for new fields."""
 
 _OF_WEIGHT = ("snr_db", "peak_to_rms", "scale_ratio", "input_peak_to_rms")
 _OF_ROUNDING = (

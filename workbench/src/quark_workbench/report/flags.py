@@ -22,9 +22,9 @@ LOW_SNR_AMBER = 15.0
 most 3 bits.
 """
 DEPTH_RED = 3.0
-"""dB. The error has half the energy of the hidden states: the model is broken."""
+"""In dB. At this ratio, the error has half the energy of the hidden states, so the model is broken."""
 DEPTH_AMBER = 10.0
-"""dB. The error has a tenth of the energy of the hidden states."""
+"""In dB. At this ratio, the error has a tenth of the energy of the hidden states."""
 PEAK_TO_RMS = 40.0
 """Weight ÷ root mean square: with such a peak, one step of a 4-bit grid is 5 standard deviations.
 """
@@ -57,7 +57,7 @@ GIVEN_UP = 0.5
 """
 
 THRESHOLDS = {name.lower(): value for name, value in dict(globals()).items() if isinstance(value, float)}
-"""All constants above, by name."""
+"""Dictionary from name in lower case to value, for all constants above."""
 
 Layers = Sequence[Mapping[str, Any]]
 

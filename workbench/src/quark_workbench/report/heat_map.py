@@ -36,7 +36,7 @@ class Cell:
 
 
 Cells = Mapping[str, Sequence[Cell | None]]
-"""Rows of a heat map by name; None for an empty cell."""
+"""Dictionary from name of row to cells of a heat map. An empty cell is None."""
 
 
 def ratio_cells(layers: Sequence[Mapping[str, Any]], blocks: Sequence[str], key: str) -> dict[str, list[Cell | None]]:
@@ -160,7 +160,7 @@ def _legend(x: float, y: float, lowest: str, highest: str) -> list[Markup]:
 
 
 def tokens_text(log2: float) -> str:
-    """Return as text the number of tokens whose logarithm is the value of a cell of `expert_cells`."""
+    """Return a number of tokens as text. ``log2`` is the value of a cell of `expert_cells`."""
     return f"{max(2**log2 - 1, 0):,.0f} tokens"
 
 

@@ -18,7 +18,7 @@ _SAMPLE = "quark-workbench"
 """Name under which the run keeps samples of inputs."""
 
 _depth_of: WeakKeyDictionary[CalibrationReport, DepthError] = WeakKeyDictionary()
-"""Errors of hidden states that are not yet in the report, by the report of the run."""
+"""Dictionary from the report of a run to the errors of hidden states that are not yet in the report."""
 
 
 def measure(moment: Moment) -> None:

@@ -121,8 +121,8 @@ def gains(rows: Sequence[tuple[str, float, float, int]]) -> Markup:
     A line joins both.
 
     Args:
-        rows: Tuples of the kind, the ratio to nearest and the ratio by the algorithm in dB, and the number of
-            layers.
+        rows: A tuple for each kind: its name, the ratio for rounding to nearest in dB, the ratio for the
+            algorithm in dB, and the number of layers.
     """
     left, width = 10 + 6.9 * max(len(kind) for kind, *_ in rows), 1000
     ticks = nice_ticks(min(min(a, b) for _, a, b, _ in rows) - 0.5, max(max(a, b) for _, a, b, _ in rows) + 0.5)

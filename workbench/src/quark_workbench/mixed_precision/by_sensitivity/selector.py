@@ -1,4 +1,4 @@
-"""MixedPrecision, a selector that predicts losses and then solves the choice exactly."""
+"""MixedPrecision, a selector that predicts losses and finds the choice with the smallest predicted loss."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import Block
 __all__ = ["SENSITIVITIES", "UNITS", "Losses", "MixedPrecision", "losses_of", "output_errors"]
 
 Losses = dict[str, dict[str, float]]
-"""Predicted loss by group, then by candidate."""
+"""Dictionary from name of group to name of candidate to predicted loss."""
 
 UNITS: Mapping[str, str] = MappingProxyType(
     {"fisher": "nats per token", "kl": "nats per token", "output": "squared output error per token"}
 )
-"""Units of the losses of each sensitivity."""
+"""Dictionary from a sensitivity to the unit of its losses."""
 
 
 def losses_of(problem: SelectionProblem, sensitivity: str, tokens: int) -> Losses:
@@ -66,8 +66,8 @@ def _kl(problem: SelectionProblem, tokens: int) -> Losses:
 
 
 SENSITIVITIES: Mapping[str, Callable[[SelectionProblem, int], Losses]] = MappingProxyType({"fisher": _fisher, "kl": _kl, "output": _output})
-"""Cost by name: ``fisher`` takes a forward and a backward pass, ``kl`` a forward for each group and
-candidate, ``output`` one forward.
+"""Dictionary from the name of a sensitivity to its function. ``fisher`` needs a forward and a backward pass,
+``kl`` a forward pass for each group and candidate, and ``output`` one forward pass.
 """
 
 
@@ -102,7 +102,7 @@ def output_errors(problem: SelectionProblem, calls: Sequence[Call]) -> dict[str,
 
 
 _STEPS = 8
-"""Bisections of the size interval, to 1/256 of the candidates' span."""
+"""Number of bisections of the interval of sizes, which is then 1/256 of its first length."""
 
 
 def _known(_: object, attribute: object, value: str) -> None:
