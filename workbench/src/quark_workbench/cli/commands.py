@@ -62,7 +62,7 @@ class CommandGroup(TyperGroup):
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Call the command. If the command raises an error, add a note that names its plugin."""
+        """Call the command. If it raises an error, add a note that names the plugin of the command."""
         try:
             return super().invoke(ctx)
         except BaseException as error:

@@ -69,7 +69,7 @@ class LogLines:
     """A listener that logs a run: its start, its end, its long phases and, at intervals, its progress.
 
     Args:
-        now: Returns the time in seconds.
+        now: Function that returns the time in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -102,7 +102,7 @@ class Bar:
 
     Args:
         console: The rich console to draw on.
-        now: Returns the time in seconds.
+        now: Function that returns the time in seconds.
     """
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
@@ -146,14 +146,14 @@ class Bar:
 
 
 class _Left:
-    """The remaining time as text; it counts down between two events."""
+    """The remaining time as text. The time counts down between two events."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._end: float | None = None
 
     def set(self, seconds: float | None) -> None:
-        """Set the remaining time; None if it is not known."""
+        """Set the remaining time. None means that the time is not known."""
         self._end = None if seconds is None else self._now() + seconds
 
     def __str__(self) -> str:

@@ -66,7 +66,7 @@ def record_report(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
     Args:
         catalog: The plugins.
         kind: The kind in the plural, such as ``"schemes"``.
-        name: Name or full name of the record. Unknown names raise the errors of `Registry.get`.
+        name: Name or full name of the record. For an unknown name, `Registry.get` raises an error.
     """
     registry = catalog.registries[kind]
     record, source = registry.get(name), registry.source(name)

@@ -128,7 +128,7 @@ class ConfigOptions:
         Args:
             model: The float model. Its tensors can be on the meta device.
             scheme: Name of the scheme to use. If it is None, ``--scheme`` names the scheme. A selection of
-            schemes (``--mixed``) passes the scheme from which it starts.
+                schemes (``--mixed``) passes the scheme from which it starts.
 
         Raises:
             ConfigError: No scheme is named, or an option cannot be read.

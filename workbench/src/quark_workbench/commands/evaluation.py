@@ -1,6 +1,7 @@
-"""Functions that measure the metrics which suit a checkpoint, for ``quark evaluate`` and for reports.
+"""Functions that evaluate a checkpoint with suitable metrics, for ``quark evaluate`` and for reports.
 
-The kind of model decides between metrics of predicted tokens, transcripts, whole texts or other outputs.
+The kind of the model decides whether these are metrics of predicted tokens, of transcripts, of whole texts or
+of other outputs.
 """
 
 from __future__ import annotations

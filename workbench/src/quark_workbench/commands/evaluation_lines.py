@@ -57,8 +57,8 @@ def _word_error_lines(result: dict[str, Any]) -> list[str]:
 def figures_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the metrics of a result in which a model was compared with a reference, for a report.
 
-    Each metric is a dictionary with a ``name``, a ``value``, the standard ``error`` of the value, and the
-    value of the ``float`` model. A number is None if it is unknown or not finite.
+    Each metric is a dictionary. Its keys are ``name``, ``value``, ``error`` for the standard error of the
+    value, and ``float`` for the value of the float model. A number is None if it is unknown or not finite.
     """
     rows: list[tuple[str, float | None, float | None, float | None]] = []
     if "word_error_rate" in result:

@@ -27,8 +27,8 @@ class EventLines:
     For the phases inside a decoder block, it prints at most one line per second.
 
     Args:
-        write: Writes one line.
-        now: Returns the time in seconds.
+        write: Function that writes one line.
+        now: Function that returns the time in seconds.
 
     Attributes:
         has_failed: Whether the last printed event is the failure of a run.

@@ -171,9 +171,9 @@ class CalibrationChoices:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the command line as the report shows it: each path is cut to its last name.
+    """Return the command line as the report shows it.
 
-    The reason is that reports are shared.
+    Each path is cut to its last name, since reports are shared.
 
     >>> command_line(["quantize", "/home/me/llama", "out", "--calib=~/texts/a", "--option", "file=../b"])
     'quark quantize llama out --calib=a --option file=b'

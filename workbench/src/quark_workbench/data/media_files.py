@@ -80,9 +80,9 @@ def loaded_sound(medium: Any, rate: int, most_seconds: float | None = None) -> N
 
 
 def _source(medium: Any) -> tuple[Any, str]:
-    """Return the path or the file in memory that has a medium, and a name of the medium for messages.
+    """Return a medium as a path or as a file in memory, and a name of the medium for messages.
 
-    Instead of the path, return None if the medium is neither a path nor bytes.
+    The first value is None if the medium is neither a path nor bytes.
     """
     path, content = medium, None
     if isinstance(medium, Mapping):

@@ -15,7 +15,7 @@ __all__ = ["MediaRow", "chat_with_media", "has_media", "is_media_row", "media_of
 _COLUMNS = {"image": "image", "images": "image", "audio": "audio", "audios": "audio"}
 """Dictionary from the name of a column with images or sounds to their kind."""
 KINDS = ("image", "audio")
-"""The kinds of media in a message. A kind is a value of the key ``type``, and a key that may have the medium."""
+"""The kinds of media in a message. A kind is a value of the key ``type``, and the key of a medium."""
 _LANGUAGE = "language"
 
 

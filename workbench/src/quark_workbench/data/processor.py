@@ -269,7 +269,7 @@ class SampleProcessor:
     def _part(self, *names: str) -> Any:
         """Return the first part of the processor with one of these names, or None if it has no such part.
 
-        If the processor itself is an image processor or a feature extractor, it is its own part.
+        If the processor itself is an image processor or a feature extractor, return the processor.
         """
         from transformers import FeatureExtractionMixin, ImageProcessingMixin
 

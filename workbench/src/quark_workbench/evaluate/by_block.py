@@ -64,7 +64,7 @@ def likelihood_by_block(checkpoint: Path, batches: Iterable[Windows], metrics: S
         batches: Windows of tokens.
         metrics: Names of further metrics to measure, from `quark.metrics`.
         where: ``device``, ``dtype``, ``trust_remote_code`` and ``packed``, as in
-        `quark.models.hf.loading.load_model`. For a quantized checkpoint, leave ``dtype`` at ``"auto"``.
+            `quark.models.hf.loading.load_model`. For a quantized checkpoint, leave ``dtype`` at ``"auto"``.
 
     Raises:
         CheckpointError, ConfigError: A checkpoint is damaged, or an argument cannot be used.

@@ -71,7 +71,7 @@ class TokenMetrics:
         return cls(tuple(dict.fromkeys(names)))
 
     def add(self, log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> None:
-        """Compute all metrics for one chunk of N tokens, and add the values. The arguments are as in metrics.
+        """Compute all metrics for a chunk of N tokens, and add the values. The arguments are as in metrics.
 
         Raises:
             PluginError: A metric raised an error, or did not return a finite number for each token.

@@ -33,7 +33,7 @@ class Protocol:
         name: The name that results show.
         seq_len: Number of tokens in a window, including BOS; at least 2.
         stride: Number of tokens from the start of a window to the start of the next window, at most
-            ``seq_len``. If windows overlap, each token is scored only in the first window that reaches it.
+            ``seq_len``. If windows overlap, a window scores only tokens that no earlier window has scored.
             None means that windows do not overlap.
         bos: The windows that begin with BOS. ``"each"`` means all windows, and ``"none"`` no window. If the
             tokenizer adds BOS to texts, ``"first"`` means the first window, and ``"auto"`` all windows.

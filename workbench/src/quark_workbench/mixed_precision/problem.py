@@ -36,8 +36,8 @@ class SelectionProblem:
         architecture: Facts about the model family; None for an unknown family.
         groups: The groups of layers, in the model's order.
         candidates: Dictionary from name to candidate.
-        sizes: Dictionary from name of group to name of candidate to bytes. It lacks candidates that do not
-            fit every layer of a group.
+        sizes: For each group, a dictionary from name of candidate to bytes. It lacks candidates that do not
+            fit every layer of the group.
         other_bytes: Bytes of all tensors of the checkpoint that are outside the groups.
         budget: The budget.
         data: Inputs of the forward passes for calibration.

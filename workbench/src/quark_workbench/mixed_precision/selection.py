@@ -20,7 +20,7 @@ __all__ = ["CurvePoint", "SchemeSelector", "Selection", "SelectionResult", "chec
 
 @attrs.frozen
 class CurvePoint:
-    """A point of the Pareto curve. No other choice with at most as many bytes has a smaller loss.
+    """A point of the Pareto curve. Every choice with a smaller loss has more bytes.
 
     Attributes:
         group_bytes: Bytes of all groups.
@@ -42,8 +42,8 @@ class Selection:
 
     Attributes:
         choices: Dictionary from group to candidate, for every group of the problem.
-        losses: Dictionary from group to candidate to predicted loss. It is empty if the selector predicts no
-            losses.
+        losses: For each group, a dictionary from candidate to predicted loss. It is empty if the selector
+            predicts no losses.
         unit: Unit of the losses, such as ``"nats per token"``.
         curve: The Pareto curve in ascending order of bytes. It may be empty.
         notes: Remarks for the user.

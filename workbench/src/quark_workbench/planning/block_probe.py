@@ -83,9 +83,9 @@ class _OneBlock:
         config: The quantization configuration for the measured run.
         size: Bytes of the block's float tensors.
         work: Dictionary from phase to two numbers. The time of a phase is assumed to be a linear combination
-            of its two numbers. These are the bytes of the block and a constant; or the bytes and the number
-            of columns, in the phase "solve" if columns are rounded one after another. For a phase whose time
-            grows with the data, the first number is the FLOPs of a token and the second is 0.
+            of its two numbers. For a phase whose time grows with the data, they are the FLOPs of a token
+            and 0. For other phases, they are the bytes of the block and 1. In the phase "solve", the number
+            of columns takes the place of 1 if columns are rounded one after another.
         products: FLOPs of matrix products and factorizations in the phase "solve", which ``work`` lacks.
     """
 
@@ -97,7 +97,7 @@ class _OneBlock:
 
     @classmethod
     def of(cls, model: nn.Module, block: Block, config: QConfig, two_passes: bool, length: int) -> _OneBlock:
-        """Return a copy of ``model`` that has only ``block``. ``length`` is the tokens in a sequence."""
+        """Return a copy of ``model`` that has only ``block``, for sequences of ``length`` tokens."""
         one = _of_one_block(model, block)
         size = sum(p.nbytes for p in block.module.parameters())
         work = workload_of(one, plan_run(one, config, carried=()).in_memory_mode(two_passes), Calibration(1, length))

@@ -83,7 +83,7 @@ class Estimate:
         output: The output; None for an exporter that cannot tell its tensors in advance.
         memory: Dictionary from the name of a part of the memory to its largest size in bytes. If the parts
             are largest at different times, the run never needs as much as their sum.
-        work: The number of FLOPs, in detail.
+        work: The FLOPs of the run, as a `Workload`.
         block: The seconds of one block; None if no block was measured.
         seconds: Dictionary from the name of a part of the run to seconds, computed from the measured block.
             It is empty if no block was measured.

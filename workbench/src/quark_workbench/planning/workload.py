@@ -72,8 +72,8 @@ class Workload:
 
     Attributes:
         forwards: How often each calibration token runs through the decoder blocks; 0 without data.
-        forward: FLOPs of these forward passes, which are matrix products of linear layers and attention. Of
-            the experts of a layer, only those that a token is routed to count.
+        forward: FLOPs of the matrix products of linear layers and attention in these forward passes. In a
+            mixture-of-experts layer, each token adds only the FLOPs of the experts that process it.
         statistics: FLOPs of the Hessians ``Σ x xᵀ [K, K]``. Since they are symmetric, half of each is
             computed.
         solver: FLOPs of column-wise rounding: ``K³ / 3`` for the factorization of each Hessian, and ``N K²``

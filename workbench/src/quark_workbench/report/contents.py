@@ -216,7 +216,7 @@ def _layer(row: PlanRow, report: CalibrationReport, blocks: list[str], bits: flo
 def _transforms(report: CalibrationReport) -> Iterator[dict[str, Any]]:
     """Yield a dictionary for each comparison of outputs before and after transforms.
 
-    The outputs are those of the whole model, for each transform, or those of a block.
+    A comparison is for the whole model and one transform, or for a block.
     """
     for of_whole, metrics_of in ((True, report.validated), (False, report.transformed)):
         for name, metrics in metrics_of.items():

@@ -165,7 +165,7 @@ def depth_figures(errors: Sequence[OutputError]) -> dict[str, Any]:
 
     Returns:
         ``relative_error``: the mean over tokens of ‖h − ĥ‖² ÷ ‖h‖², for hidden states h of the float model
-            and ĥ of the quantized model. The division lets tokens with massive activations count like others.
+        and ĥ of the quantized model. The division lets tokens with massive activations count like others.
         ``snr_db``: the signal-to-noise ratio in dB, −10 log10 of ``relative_error``; None without an error.
         ``tokens``: the number of tokens.
     """

@@ -184,7 +184,7 @@ def _peak_to_rms(elements: int, square_sum: float, low: float, high: float) -> f
 
 
 def _scale_sizes(qparams: QParams | None, device: torch.device) -> Tensor:
-    """Return the largest and the median scale as float32 ``[2]``, or zeros if there are less than two scales.
+    """Return the largest and the median scale as float32 ``[2]``, or zeros if there is at most one scale.
 
     The median is that of a sample.
     """
@@ -209,7 +209,7 @@ def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule) ->
 
 
 def _sampled(tensor: Tensor, most: int) -> Tensor:
-    """Return about ``most`` elements of a tensor as float32 ``[n]``, or all elements if it has no more.
+    """Return about ``most`` elements of a tensor as float32 ``[n]``. Of a smaller tensor, return all.
 
     The elements are taken in runs of `_RUN` neighbours, because each single element would cost a cache line.
     """

@@ -105,7 +105,7 @@ def _lines(
 def gains_by_kind(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, float, int]]:
     """Return the rows for `gains`: for each kind of layer, the median ratios and the number of layers.
 
-    Only layers count whose outputs were compared.
+    Layers whose outputs were not compared are left out.
     """
     pairs: dict[str, list[tuple[float, float]]] = {}
     for layer in layers:

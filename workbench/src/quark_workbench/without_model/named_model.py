@@ -30,8 +30,8 @@ from quark_workbench.without_model.stored_config import StoredConfig
 __all__ = ["NamedModel", "named_model"]
 
 _DEEPEST = 32
-"""Largest number of parts of a name. It is limited because modules are walked by recursion. No known model has
-half as many."""
+"""Largest number of parts of a name. It is limited because modules are walked by recursion. No model has half
+as many."""
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HEAD = "lm_head"
 

@@ -44,7 +44,7 @@ class StackedExperts(nn.Module):
 
 
 def is_stack(name: str, tensors: Mapping[str, Tensor], hidden: int | None) -> bool:
-    """Return whether a module has stacked experts, and names and shapes tell the matrices of an expert.
+    """Return whether a module has stacked experts whose matrices can be told from their names and shapes.
 
     Args:
         name: Full name of the module.

@@ -1,4 +1,4 @@
-"""Prediction of the KL divergence that errors in the outputs of a layer cause, by one backward pass.
+"""Prediction, with one backward pass, of the KL divergence that errors in a layer's outputs cause.
 
 If quantization changes the output of one layer at each token t by ``δy_t``, then::
 
@@ -68,9 +68,9 @@ class _Errors:
     Attributes:
         offered: Dictionary from full name of layer to the candidates that can quantize the layer.
         forms: The layers in the schemes of the candidates.
-        squares: Dictionary from layer to candidate to the sum so far. The sum is ``Σ_t (g_tᵀ δy_t)²``. If the
-            output of a layer has another number of positions than the logits, it is ``(Σ_t g_tᵀ δy_t)²``,
-            summed over the calls.
+        squares: For each layer, a dictionary from candidate to the sum so far. The sum is
+            ``Σ_t (g_tᵀ δy_t)²``. If the output of a layer has another number of positions than the logits, it
+            is the sum of ``(Σ_t g_tᵀ δy_t)²`` over the calls.
         tokens: Number of tokens that the current call predicts.
     """
 
@@ -82,7 +82,7 @@ class _Errors:
     def hook(self, name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
         """Return a forward hook that adds the errors of a layer when the gradient of its output is computed.
 
-        If the output needs no gradient yet, the hook makes it a start of the autograd graph.
+        If no autograd graph leads to the output yet, the hook starts a graph at the output.
         """
 
         def watch(module: nn.Module, args: Any, output: Tensor) -> Tensor:

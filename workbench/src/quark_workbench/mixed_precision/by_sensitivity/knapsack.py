@@ -173,8 +173,8 @@ def pareto_curve(losses: Losses, sizes: Sizes, points: int) -> tuple[CurvePoint,
     The sizes at which the best choice is computed are equally spaced. Equal choices give one point.
 
     Args:
-        losses: Dictionary from group to candidate to loss.
-        sizes: Dictionary from group to candidate to bytes.
+        losses: For each group, a dictionary from candidate to loss.
+        sizes: For each group, a dictionary from candidate to bytes.
         points: Largest number of points, at least 2.
     """
     low, high = (sum(chosen(own.values()) for own in sizes.values()) for chosen in (min, max))

@@ -23,7 +23,7 @@ from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import Block
 __all__ = ["SENSITIVITIES", "UNITS", "Losses", "MixedPrecision", "losses_of", "output_errors"]
 
 Losses = dict[str, dict[str, float]]
-"""Dictionary from name of group to name of candidate to predicted loss."""
+"""For each group, a dictionary from name of candidate to predicted loss."""
 
 UNITS: Mapping[str, str] = MappingProxyType(
     {"fisher": "nats per token", "kl": "nats per token", "output": "squared output error per token"}
