@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 QUESTIONS = re.findall(r"^\| ([^|]+\?) \| \[[^\]]*\]\(([^)]+)\) \| `([^`|]+)` \|$", CONTRIBUTING, flags=re.MULTILINE)
-
-# Words that lead nowhere.
-EMPTY = frozenset(
-    re.findall(
-        r"\w+",
-        """a among an and are as at be between by can do does for from get gets has have how in into is it its made make many may much of
-        on one only own same some store stored take takes that the to two what when where which who will with""",
-    )
-)
-ENDINGS = ("ations", "ation", "ions", "ings", "ized", "ing", "ion", "ize", "ers", "er", "ed", "es", "e", "s")
 
 
 def definitions(path: Path) -> set[str]:
@@ -46,31 +35,6 @@ def _names(node: ast.stmt) -> list[str]:
             return []
 
 
-def words(text: str) -> set[str]:
-    """Words of a text, without their endings; words of names apart."""
-    spaced = re.findall(r"[a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text).lower())
-    return {_without_ending(word) for word in spaced if len(word) > 1 and word not in EMPTY}
-
-
-def _without_ending(word: str) -> str:
-    return next((word.removesuffix(end) for end in ENDINGS if word.endswith(end) and len(word) - len(end) >= 3), word)
-
-
-def answer(file: str, name: str) -> set[str]:
-    """Words that a reader sees who looks for a file: its path, what it defines, its first line."""
-    first = (ast.get_docstring(ast.parse((ROOT / file).read_text(encoding="utf-8"))) or "").partition("\n\n")[0]
-    return words(f"{re.sub(r'^.*?src/[^/]+/', '', file).removesuffix('.py')} {name} {first}")
-
-
-ANSWERS = [answer(file, name) for _, file, name in QUESTIONS]
-ROWS_WITH = Counter(word for answer in ANSWERS for word in answer)
-
-
-def leads(question: str, answer: set[str]) -> float:
-    """How well the words of a question lead to an answer: a word counts the more, the fewer rows have it."""
-    return sum(1 / ROWS_WITH[word] for word in words(question) & answer)
-
-
 def test_there_are_twenty_questions_and_every_row_of_their_table_is_one() -> None:
     table = CONTRIBUTING.partition("| question |")[2].partition("\n\n")[0].splitlines()[2:]
     assert len(table) == len(QUESTIONS) >= 20
@@ -81,23 +45,6 @@ def test_the_file_that_answers_a_question_defines_what_it_names() -> None:
     assert missing == []
     undefined = [f"{question} {file} does not define {name}" for question, file, name in QUESTIONS if name not in definitions(ROOT / file)]
     assert undefined == []
-
-
-def test_the_words_of_a_question_lead_to_its_file_and_to_no_other() -> None:
-    astray = []
-    for (question, file, _), own in zip(QUESTIONS, ANSWERS, strict=True):
-        best = max(ANSWERS, key=lambda answer, question=question: leads(question, answer))
-        if leads(question, own) == 0:
-            astray.append(f"{question} No word of it is in the path, the name or the first line of {file}")
-        elif leads(question, own) < leads(question, best):
-            astray.append(f"{question} Its words lead to {QUESTIONS[ANSWERS.index(best)][1]}, not to {file}")
-    assert astray == []
-
-
-def test_a_row_with_the_file_of_another_question_is_noticed() -> None:
-    pairs = [(i, j) for i in range(len(QUESTIONS)) for j in range(len(QUESTIONS)) if ANSWERS[i] != ANSWERS[j]]
-    missed = [(i, j) for i, j in pairs if leads(QUESTIONS[i][0], ANSWERS[j]) >= leads(QUESTIONS[i][0], ANSWERS[i])]
-    assert len(missed) <= 0.01 * len(pairs)
 
 
 @pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "core/README.md"])
