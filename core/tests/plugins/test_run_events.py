@@ -124,9 +124,10 @@ def test_blocks_and_batches_are_counted_as_they_are_worked_on() -> None:
         assert [b.name for b in events.blocks([Block("a", nn.Linear(2, 2)), Block("", nn.Linear(2, 2))])] == ["a", ""]
         assert list(events.batches(iter([5, 6]), of=[5, 6])) == [5, 6]
         assert list(events.batches(iter([5]), of=iter([5]))) == [5]
+        assert list(events.batches(iter([5, 6, 7]), of=[5])) == [5, 6, 7]
     blocks = [(e.block, e.number, e.total) for e in heard if isinstance(e, BlockFinished)]
     assert blocks == [("a", 1, 2), ("model", 2, 2)]
-    assert [(e.number, e.total) for e in heard if isinstance(e, BatchFinished)] == [(1, 2), (2, 2), (1, None)]
+    assert [(e.number, e.total) for e in heard if isinstance(e, BatchFinished)] == [(1, 2), (2, 2), (1, None), (1, 1), (2, 2), (3, 3)]
 
 
 def test_an_export_is_told_with_its_size(tmp_path: Path) -> None:

@@ -150,15 +150,18 @@ class RunEvents:
     def batches(self, items: Iterable[_Item], of: object) -> Iterator[_Item]:
         """Yield the items. Send `BatchFinished` for each item when the caller is done with it.
 
-        If ``of`` has a length, this length is the total number of items.
+        If ``of`` has a length, this length is the total number of items. If there are more items, the total
+        is the number of items so far.
         """
         total = len(of) if isinstance(of, Sized) else None
         left, since = TimeLeft([1.0] * (total or 0)), self._now()
         for number, item in enumerate(items):
             yield item
             now = self._now()
-            if total is not None:
+            if total is not None and number < total:
                 left.finish(number, now - since)
+            elif total is not None:
+                total = number + 1
             since = now
             self.tell(BatchFinished, number=number + 1, total=total, seconds_left=left.seconds)
 
