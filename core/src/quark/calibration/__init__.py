@@ -1,3 +1,3 @@
-"""Calibration: forward passes run in lock-step and pause while statistics are collected and layers are
-rounded.
+"""Calibration of models. All forward passes of a run advance in lock-step. They pause while statistics are
+collected and while layers are rounded.
 """

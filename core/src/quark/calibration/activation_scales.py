@@ -1,9 +1,10 @@
-"""Static scales of activations: this module decides which activations share a scale and when it is set.
+"""Static scales of activations: this module decides which activations share a scale and when each scale is
+set.
 
 An activation is the input or output of a layer, or a tensor inside attention such as a key of the KV cache.
 No other module sets scales of activations. A layer's scales are set before its weight is rounded, so that
-rounding sees the quantized input of the exported layer. Exporters merge KV scales with the same functions
-(`quark.models.plan.kv_scales`).
+rounding sees the quantized input of the exported layer. The scales of a KV cache are merged with the
+functions of `quark.models.plan.kv_scales`. Exporters use the same functions.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Observation:
 
     @property
     def has_seen(self) -> bool:
-        """Whether the observer has got at least one tensor."""
+        """Whether the observer has received at least one tensor."""
         try:
             self.observer.range()
         except CalibrationError:
@@ -87,7 +88,7 @@ class Observation:
         return self.module.quantizer.empty_qparams((1, 1), "meta").scale.ndim == 0
 
     def renew(self) -> None:
-        """Start again with a new observer, and so forget all observed tensors."""
+        """Replace the observer with a new one. The ranges of all tensors observed so far are lost."""
         self.observer = self.module.quantizer.observer()
 
     def qparams(self) -> QParams:
@@ -115,10 +116,10 @@ class ActivationScales:
     """Collects the ranges of the static activations of some layers and attention modules, and sets their
     scales.
 
-    Activations share a scale in three cases. First, if the configuration pools them, the inputs of one
-    projection of all experts share a scale. Second, the keys and values of one attention module share a scale
-    if they have one scale per tensor and ``separate_kv_scales`` is not set. Third, an expert that no token
-    has reached gets the scale of the other experts.
+    Activations share a scale in three cases. First, if the configuration pools the inputs of experts, each
+    projection has one input scale for all experts. Second, the keys and values of one attention module share
+    a scale if they have one scale per tensor and ``separate_kv_scales`` is not set. Third, an expert that no
+    token has reached gets the scale of the other experts.
 
     Args:
         layers: Quantized layers by full name. Activation scales that they already have are not changed. If
@@ -126,8 +127,8 @@ class ActivationScales:
         attentions: The attention modules of the same block or model.
         config: Decides which activations share a scale.
         architecture: Facts about the model family, or None if the family is not known.
-        ranks: Each rank observes the tensors of its own forward passes. Scales are set on all ranks at once.
-            They are computed from the observations of all ranks.
+        ranks: The ranks of the run. Each rank observes the tensors of its own forward passes. Scales are set
+            on all ranks at once. They are computed from the observations of all ranks.
 
     Attributes:
         inside: The quantizers of attention modules. They are not installed yet.
@@ -174,12 +175,12 @@ class ActivationScales:
     def pool_of(self, layer: str) -> Sequence[Key]:
         """Return the inputs that share the scale of a layer's input, including that input.
 
-        The result is empty if the input does not share its scale.
+        The result is empty if the input shares its scale with no other input.
         """
         return next((members for members in self._pools if (layer, INPUT) in members), ())
 
     def sharing_outputs(self) -> Iterator[tuple[str, ...]]:
-        """Yield groups of full names of layers whose outputs share a scale."""
+        """Yield groups of layers whose outputs share a scale. A group has the full names of its layers."""
         for keys in self._caches:
             if len(keys) > 1 and all(slot == OUTPUT for _, slot in keys):
                 yield tuple(name for name, _ in keys)
@@ -317,8 +318,9 @@ class ActivationScales:
         self._done.add(key)
 
     def _give_cache(self, wanted: Key, members: Sequence[Key], observed: Mapping[Key, Observation]) -> None:
-        """Give the observed members the largest scale of all members. Scales that are already set are not
-        changed.
+        """Compute the largest scale of all members, and set it as the scale of the observed members.
+
+        Scales that are already set are not changed.
         """
         new = [key for key in members if key not in self._done and (key == wanted or observed[key].has_seen)]
         qparams_of = {key: observed[key].qparams() for key in new}

@@ -1,4 +1,7 @@
-"""Functions that create the quantizers inside attention modules, observe their tensors and install them."""
+"""Functions for quantizers inside attention modules.
+
+The functions create the quantizers, observe the tensors of the attention modules, and install the quantizers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ returns whether these tensors shall be quantized.
 
 
 def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Iterable[AttentionRow]) -> dict[str, dict[str, QuantizerModule]]:
-    """Create the quantizers of attention modules, and return them by module name and then by attribute.
+    """Create the quantizers of attention modules.
+
+    Return a dictionary from module name to another dictionary, which maps each attribute to its quantizer.
 
     The quantizers are not installed in the modules yet.
 
@@ -48,7 +53,7 @@ def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Itera
 
 
 def inside_block(inside: Inside, prefix: str) -> dict[str, Mapping[str, QuantizerModule]]:
-    """Return the quantizers by module name in a block: ``prefix`` is removed from each full name."""
+    """Return the quantizers of a block's attention modules, with ``prefix`` removed from each full name."""
     return {name.removeprefix(prefix): quantizers for name, quantizers in inside.items()}
 
 

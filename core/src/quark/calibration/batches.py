@@ -1,4 +1,5 @@
-"""Conversion of calibration data to calls of the model: each call gives ``model(*args, **kwargs)``."""
+"""Conversion of calibration data to calls of the model. A call has positional and keyword arguments.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
 
     Raises:
         CalibrationError: The data is missing, empty, endless or unreadable, or the model cannot be called
-            with one of its batches.
+            with one of the batches.
     """
     if data is None:
         raise CalibrationError(
@@ -94,7 +95,8 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
 def _tracked(tensor: Tensor) -> Tensor:
     """Return a tensor that has a version counter, because statistics need one.
 
-    A tensor that was created in inference mode has none and is copied. Any other tensor is returned itself.
+    A tensor that was created in inference mode has no version counter, so a copy is returned. Any other
+    tensor is returned itself.
     """
     if not tensor.is_inference():
         return tensor
@@ -153,9 +155,9 @@ def _arguments(batch: Any, number: int) -> Iterator[tuple[tuple[Any, ...], dict[
 
 
 def ids_of(call: Call) -> Tensor | None:
-    """Return the token ids ``[batch, tokens]`` of a call, or None if the call has further tensors.
+    """Return the token ids ``[batch, tokens]`` of a call.
 
-    The call may have a mask with two axes beside the token ids.
+    The only other argument that the call may have is a mask with two axes. Return None for any other call.
     """
     tensors: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
     mask, ids = tensors.pop(MASK, None), next(iter(tensors.values()), None)
@@ -166,7 +168,7 @@ def ids_of(call: Call) -> Tensor | None:
 
 
 def _with_held_out(parsed: Sequence[Call]) -> list[Call]:
-    """Choose the held-out tokens, and return the calls with a mask of these tokens in each."""
+    """Choose the held-out tokens. Return the calls, each with a mask of its held-out tokens."""
     rows = {number: main for number, call in enumerate(parsed) if (main := main_tensor(call.args, call.kwargs)) is not None}
     masks = dict(zip(rows, held_out(list(rows.values())), strict=True))
     return [attrs.evolve(call, held_out=masks[n]) if n in masks and bool(masks[n].any()) else call for n, call in enumerate(parsed)]
@@ -192,9 +194,10 @@ def refuse_text(model: Any, instead: str) -> None:
 
 
 def _other_input(model: Any) -> str | None:
-    """Return the name of the input that a model needs beside or instead of token ids, or None.
+    """Return the name of the input that a model needs in addition to token ids, or instead of them.
 
-    The ``model`` is a model of transformers or its class.
+    Return None if token ids are enough. The argument ``model`` is a model of transformers, or the class of
+    one.
     """
     main = getattr(model, "main_input_name", None)
     if main == _IDS:  # a model with two towers runs both
@@ -215,8 +218,8 @@ class ModelInputs:
         positions: The maximum sequence length of a model with a table of positions. None for any other model.
         takes: Name of the main input and name of the model class, if the model needs more than token ids.
             None for any other model.
-        shifted: Creates the decoder's token ids from the encoder's token ids. None for a model without an
-            encoder.
+        shifted: A function that creates the decoder's token ids from the encoder's token ids. None for a
+            model without an encoder.
     """
 
     vocabulary: int | None = None
@@ -228,7 +231,9 @@ class ModelInputs:
 
     @classmethod
     def of(cls, model: nn.Module | None) -> ModelInputs:
-        """Return what a model declares about its inputs. Models of transformers declare their main input."""
+        """Return the facts that ``model`` declares about its inputs. Models of transformers declare their
+        main input.
+        """
         if model is None:
             return cls()
         main, names, generates = _other_input(model), _names_of(model), getattr(model, "can_generate", None)
@@ -276,9 +281,9 @@ class ModelInputs:
         return first, with_batch
 
     def with_decoder_ids(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call. If the call has no input for the model's decoder, one is added.
+        """Return the arguments of a call. If the call has no token ids for the model's decoder, add them.
 
-        The decoder's token ids are then created from those of the encoder. The call must not have padding.
+        The added token ids are created from the token ids of the encoder. The call must not have padding.
         """
         ids = args[0] if args else kwargs.get(_IDS)
         has_own = any("decoder" in name or name in ("labels", "encoder_outputs") for name in kwargs)

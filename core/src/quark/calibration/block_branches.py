@@ -20,7 +20,7 @@ class BlockBranches:
 
     Attributes:
         branching: The algorithm that makes the branches, or None if layers get no branches.
-        float_layer: A function that returns the float layer with the full name that it is given.
+        float_layer: A function that takes the full name of a layer and returns the float layer.
     """
 
     branching: CheckedBranching | None
@@ -28,7 +28,7 @@ class BlockBranches:
 
     @property
     def needs(self) -> Sequence[type[Statistic]]:
-        """The classes of the statistics from which branches are made."""
+        """The classes of the statistics that the algorithm needs in order to make branches."""
         return () if self.branching is None else self.branching.branching.needs
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""BlockCalibration: the base class of both ways to calibrate and round a block.
+"""BlockCalibration: the base class of two classes that calibrate and round a block in different ways.
 
 One way pauses the forward passes inside the block (`quark.calibration.block_rounding`). The other runs them
 through the block twice (`quark.calibration.two_passes`).
@@ -94,12 +94,15 @@ class BlockCalibration(ABC):
 
     @property
     def _needs(self) -> tuple[type[Statistic], ...]:
-        """The classes of statistics that the rounding and the branches need of the layers' inputs."""
+        """The classes of the statistics that the rounding and the branches need. They are statistics of
+        inputs.
+        """
         return tuple(dict.fromkeys((*self._checked.rounding.needs, *self._branches.needs)))
 
     def _is_observed(self, name: str) -> bool:
-        """Return whether a layer needs statistics of its input, so that it is rounded when these are
-        complete.
+        """Return whether the rounding of a layer needs statistics of the layer's input.
+
+        Such a layer is rounded when its statistics are complete.
         """
         return name in self._chosen or (bool(self._branches.needs) and self._layers[name][1].branch is not None)
 

@@ -137,8 +137,9 @@ class BlockRounding(BlockCalibration):
             pause_point.done()
 
     def _first_waiting(self) -> _Waiting | None:
-        """Return the first place in the block where forward passes of any rank wait, or None if no pass waits
-        there.
+        """Return the first place in the block where forward passes of any rank wait.
+
+        Return None if no forward pass waits inside the block.
         """
         stopped = self._block_run.stopped
         places = [place for f, place in stopped.items() if not f.is_float]
@@ -147,15 +148,16 @@ class BlockRounding(BlockCalibration):
         return min((w for w in self._ranks.gather(first) if w is not None), default=None, key=by_number)
 
     def _go_on_from(self, place: PausePoint | _Pause | PooledExperts | None) -> None:
-        """Resume the forward passes of this rank that wait at ``place``. If it is None, resume all of
-        them.
+        """Resume the forward passes of this rank that wait at ``place``.
+
+        If ``place`` is None, resume all forward passes of this rank that wait in the block.
         """
         waiting = [f for f, place_of_forward in self._block_run.stopped.items() if place is None or place_of_forward is place]
         if waiting:
             self._block_run.go_on(sorted(waiting, key=lambda f: f.is_float))
 
     def _place(self, waiting: _Waiting) -> PausePoint | _Pause | PooledExperts | None:
-        """Return the object that this rank has for the place in ``waiting``.
+        """Return this rank's own object for the place that ``waiting`` describes.
 
         Return None if only forward passes of the float model wait. They then wait at an expert that no token
         of the quantized model reaches.
@@ -170,9 +172,10 @@ class BlockRounding(BlockCalibration):
         return place
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """Return whether an attention module shall quantize its tensors (the callback of `calibrating`).
+        """Return whether an attention module shall quantize its tensors. This method is the callback of
+        `calibrating`.
 
-        When it returns True, the scales of these tensors are set.
+        Before the method returns True, it waits until the scales of these tensors are set.
         """
         forward = current_forward()
         if forward is None or forward.is_float:

@@ -180,8 +180,9 @@ class BlockTransforms:
         return hook
 
     def _dense_mlp(self) -> str | None:
-        """Return the name of the module that has all projections of a dense MLP and no other layers, or
-        None.
+        """Return the name of the block's dense MLP: the module that has its projections and no other layers.
+
+        Return None if the block has no such module.
         """
         facts = self._architecture
         names = [] if facts is None or facts.mlp_output is None else [*facts.mlp_inputs, facts.mlp_output]
@@ -215,14 +216,14 @@ class BlockTransforms:
         return hook
 
     def _is_of_statistics_alone(self, forward: Forward) -> bool:
-        """Return whether a forward pass is used only for statistics, so that its output is not compared."""
+        """Return whether a forward pass is used only for statistics, and its output is not compared."""
         return bool(self._for_validation) and forward.call.held_out is None
 
     def _is_done(self, forward: Forward) -> bool:
         """Return whether a forward pass can end, because the rest of the block is not needed.
 
-        This is so if its output is not compared, and if it has called every layer once, like the first
-        forward pass.
+        A forward pass can end if its output is not compared, and if it has called every layer exactly once.
+        The first forward pass must have done the same.
         """
         if not self._is_of_statistics_alone(forward):
             return False
@@ -231,7 +232,8 @@ class BlockTransforms:
 
     @contextmanager
     def _fewer_tokens(self) -> Iterator[None]:
-        """Make a dense MLP compute only the tokens that are compared; other tokens get zeros as output.
+        """Make a dense MLP compute only the tokens that are compared. The output for all other tokens is
+        zero.
 
         This is correct because an MLP computes each token separately.
         """
@@ -255,8 +257,9 @@ class BlockTransforms:
             yield
 
     def _step(self, forward: Forward) -> int:
-        """Return n if every n-th token of a forward pass is compared. It is 1 unless all tokens are held
-        out.
+        """Return the step n if every n-th token of a forward pass is compared.
+
+        The step is 1 unless all tokens of the forward pass are held out.
         """
         call = forward.call
         is_whole = call.held_out is not None and bool(call.held_out.all())
@@ -279,7 +282,10 @@ class BlockTransforms:
         return error
 
     def _known_error(self) -> OutputError | None:
-        """Return the error that was measured for the current values and hooks of the block, or None."""
+        """Return the output error that was measured when the block had its current values and hooks.
+
+        Return None if no output error was measured in this state of the block.
+        """
         if not self._measured:
             return None
         state = state_of(self._block.module)

@@ -68,16 +68,18 @@ class BlockTuning:
         self._block_run.release([f for f in self._block_run.forwards if f.is_float], self._see_target)
 
     def _see_target(self, forward: Forward, output: Any) -> None:
-        """Store the output of the float block as the target for the call of a forward pass."""
+        """Store ``output`` of the float block. It is the target of the tuning for the call that ``forward``
+        runs.
+        """
         stream = tensor_of(output).detach()
         target = stream.flatten(0, -2).clone()
         held_out = held_out_ends(torch.arange(len(target), device=stream.device) // stream.shape[-2])
         self._samples[forward.is_float][forward.number] = Sample(forward.number, target, held_out)
 
     def rehearse(self, stand_in: Callable[..., Any] | None) -> None:
-        """Start the forward passes through the block while it is rounded, and store their outputs.
+        """Start the forward passes through the block, which is rounded meanwhile. Store the block's outputs.
 
-        ``stand_in`` is as in `BlockRun.rehearse`.
+        The argument ``stand_in`` is passed to `BlockRun.rehearse`.
         """
         self._block_run.rehearse(self._see_output, stand_in)
 
@@ -133,7 +135,8 @@ class BlockTuning:
         )
 
     def _parameters(self) -> dict[str, nn.Parameter]:
-        """Return the float parameters of the block that are vectors, by name.
+        """Return those float parameters of the block that are vectors, as a dictionary from name to
+        parameter.
 
         The bias of a quantized layer is the parameter of the quantized layer, not of the float layer.
         """

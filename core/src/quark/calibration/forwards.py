@@ -1,5 +1,4 @@
-"""Forward: one forward pass of a model, run as a greenlet that can pause in the middle of the model's own
-code.
+"""Forward: one forward pass of a model. It runs as a greenlet, so it can pause inside the model's own code.
 
 A function that runs forward passes is decorated with `conducts_forwards`. `replaced_forward` and
 `without_cache` change a model while forward passes run, and restore it.
@@ -65,13 +64,13 @@ class Forward(greenlet):
 
     Attributes:
         call: Arguments of the model.
-        number: Number of the call, among the calls of all ranks.
+        number: Index of the call in the list of the calls of all ranks.
         is_float: Whether this pass computes the outputs of the float model. Another forward pass then
             computes the outputs of the quantized model for the same call.
         is_probe: Whether this is a float pass of `quark.calibration.model_error`. Such a pass is advanced
             separately.
-        rehearsal: The object, such as a `BlockRun`, that makes the pass compute something now and once more
-            later. None outside of such a rehearsal.
+        rehearsal: The object that makes the pass compute something twice, now and again later. An example is
+            a `BlockRun`. None outside of such a rehearsal.
     """
 
     def __init__(self, call: Call, number: int, is_float: bool, is_probe: bool = False) -> None:
@@ -96,7 +95,10 @@ class Forward(greenlet):
             raise error
 
     def pause(self) -> None:
-        """Pause: continue in the caller of `go_on`. Only code inside the forward pass may call this."""
+        """Pause this forward pass, and continue in the caller of `go_on`.
+
+        Only code that runs inside the forward pass may call this method.
+        """
         assert self.parent is not None
         if self.parent.switch():
             raise GreenletExit
@@ -119,8 +121,8 @@ def without_cache(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode and switch off its KV cache in the body of the ``with`` statement.
 
     Calibration would only fill the cache and never read it. The cache is switched off in every config that
-    has ``use_cache``: in a model with several parts, the text part has a config, and a decoder may have
-    another.
+    has ``use_cache``. A model with several parts has several such configs, for example one of the text part
+    and one of a decoder.
     """
     configs = [cast("Any", module.config) for module in model.modules() if hasattr(module, "config")]
     configs += [config.get_text_config() for config in configs if hasattr(config, "get_text_config")]
@@ -164,7 +166,7 @@ def is_counted() -> bool:
 def counting(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, int]]:
     """Count the tokens that reach each of these layers in the body of the ``with`` statement.
 
-    The yielded dictionary, from layer name to number of tokens, is updated meanwhile.
+    The yielded dictionary maps each layer name to a number of tokens. It is updated while the body runs.
     """
     tokens = dict.fromkeys(names, 0)
 

@@ -4,8 +4,8 @@ An algorithm validates its decisions on tokens that it was not fitted to. Three 
 these tokens by three rules:
 
 - `held_out` is for transforms. The validation of a transform compares the outputs of a block. Whole sequences
-  are held out, with an eighth to a quarter of all tokens. The choice depends only on the contents of the
-  sequences, and not on the order or the batches.
+  are held out. Together, they have between an eighth and a quarter of all tokens. The choice depends only on
+  the contents of the sequences, and not on the order or the batches.
 - `held_out_tokens` is for roundings. The validation of a rounding compares the outputs of one layer. The
   first tokens of each input are held out: one in sixteen, at most 128.
 - `held_out_ends` is for tunings. The validation of a tuning compares the outputs of a block. A tuning fits so
@@ -47,15 +47,15 @@ statistics cost more than validation on unseen tokens could gain.
 
 
 def held_out(batches: Sequence[Tensor]) -> list[Tensor]:
-    """Return, for each batch, which of its tokens are held out.
+    """Return a mask of the held-out tokens for each batch.
 
     Each mask is a bool tensor on the CPU. Its shape is ``[batch, tokens]`` for token ids, and ``[batch, 1]``
     for batches whose rows are not tokens, such as images.
 
-    If there are enough sequences (eight, if all have the same length), whole sequences are held out: those
-    whose contents have the smallest hashes. Sequences with equal contents are held out together. If there are
-    fewer sequences, the last eighth of the tokens of each sequence is held out. If that is not possible
-    either, as with one image, all masks are False.
+    If there are enough sequences (eight, if all have the same length), whole sequences are held out. These
+    are the sequences whose contents have the smallest hashes. Sequences with equal contents are held out
+    together. If there are fewer sequences, the last eighth of the tokens of each sequence is held out. If
+    neither is possible, for example if the data is a single image, all masks are False.
 
     Args:
         batches: All batches. A batch has token ids ``[batch, tokens]``, or is any other tensor whose first
@@ -82,10 +82,10 @@ def _tokens_in_row(batch: Tensor) -> int:
 
 
 def _rows(batches: Sequence[Tensor]) -> tuple[list[tuple[int, int]], bool]:
-    """Return the rows to hold out, and whether these are enough.
+    """Return the rows to hold out, and whether there are enough of these rows.
 
-    A row is a pair: the number of the batch and the number of the row in it. The rows have at most
-    `MOST_SHARE` of all tokens.
+    A row is a pair of two indices: the index of the batch, and the index of the row in that batch. The share
+    of all tokens that is in the returned rows is at most `MOST_SHARE`.
     """
     equal: dict[bytes, list[tuple[int, int]]] = {}
     for number, batch in enumerate(batches):
@@ -114,8 +114,8 @@ def _digests(batch: Tensor) -> Iterator[bytes]:
 def _end_of_each(batch: Tensor) -> Tensor:
     """Return a mask of the last eighth of the tokens of each row.
 
-    An eighth is rounded to a whole number of tokens. It is one token if a row has 4 to 11 tokens, and none if
-    it has fewer.
+    The eighth is rounded to a whole number of tokens. In a row of 4 to 11 tokens, this is one token. In a
+    shorter row, no token is in the mask.
     """
     tokens = _tokens_in_row(batch)
     wanted = max(1, round(tokens * LEAST_SHARE)) if tokens * MOST_SHARE >= 1 else 0
@@ -129,7 +129,7 @@ def held_out_tokens(tokens: int) -> int:
     beginning has massive activations, and all other tokens attend to it. This token dominates the statistics
     and therefore the rounding, but tokens from the middle of sequences do not show its error. Neighbouring
     tokens are similar, so neighbours are held out together. The inputs of experts are not divided into
-    sequences; there, too, the first tokens are held out.
+    sequences. Their first tokens are held out too.
     """
     count = min(MOST_TOKENS, tokens // ONE_IN)
     return count if count >= FEWEST_TOKENS else 0
@@ -138,8 +138,9 @@ def held_out_tokens(tokens: int) -> int:
 def held_out_ends(rows: Tensor) -> Tensor:
     """Return a mask of the tokens of a call that are held out for a tuning, as a bool tensor ``[tokens]``.
 
-    The last sixteenth of each sequence is held out, rounded down. Whole sequences are not held out, because a
-    tuning would lose more by having a quarter less data than the validation would gain by independent tokens.
+    The last sixteenth of each sequence is held out, rounded down to a whole number of tokens. Whole sequences
+    are not held out. They would make the validation more independent, but a tuning would lose a quarter of
+    its data, and this loss is larger.
 
     Args:
         rows: For each token, the number of its sequence, ``[tokens]``, in ascending order.

@@ -33,7 +33,8 @@ class _Last:
 
 
 class InputGroups:
-    """Finds the layers of a block that read the same tensor, so that its statistics are collected once.
+    """Finds the layers of a block that read the same tensor, so that statistics of this tensor are collected
+    once.
 
     A layer joins the group of the layer that was observed just before it if both are called with the same
     tensor objects. So the layers of a group must be called one after another. The first layer of a group is
@@ -41,11 +42,12 @@ class InputGroups:
 
     Args:
         architecture: Facts about the model family, or None if the family is not known.
-        siblings: Groups of name suffixes, such as ``(("q_proj", "k_proj", "v_proj"), …)``. Layers with the
-            same parent and these suffixes read the same tensor.
+        siblings: Groups of name suffixes, such as ``(("q_proj", "k_proj", "v_proj"), …)``. Layers read the
+            same tensor if they have the same parent and their suffixes are in the same group.
 
     Attributes:
-        siblings: The argument ``siblings``. Such layers also share a scale, so they are rounded together.
+        siblings: The argument ``siblings``. The layers of such a group also share a scale, so they are
+            rounded together.
     """
 
     def __init__(self, architecture: Architecture | None = None, siblings: Iterable[Sequence[str]] = ()) -> None:
@@ -98,14 +100,15 @@ class InputGroups:
         return leader, is_new
 
     def end_block(self) -> None:
-        """Forget the tensors and leaders of a block. The observed groups are not forgotten: `expected` uses
-        them.
+        """Delete the stored tensors and leaders of a block.
+
+        The observed groups are kept, because `expected` uses them for later blocks.
         """
         self._leaders.clear()
         self._last = None
 
     def learned(self) -> list[list[str]]:
-        """Return the observed groups as JSON values."""
+        """Return the observed groups as lists of names, which can be stored as JSON."""
         return [sorted(group) for group in self._learned]
 
     def recall(self, learned: Iterable[Iterable[str]]) -> None:
@@ -137,10 +140,10 @@ def _are_same(one: Mapping[Forward, Tensor], other: Mapping[Forward, Tensor]) ->
 
 
 def common_groups(leader_of: Mapping[str, str], names: Sequence[str], ranks: Ranks) -> list[tuple[list[str], str | None]]:
-    """Return groups of layers, each with its leader on this rank. Layers are in one group if they share their
-    input on any rank.
+    """Return groups of layers. Layers are in one group if they share their input on any rank.
 
-    The leader is None if no token of this rank has reached a layer of the group.
+    Each group is returned with the name of its leader on this rank. The leader is None if no token of this
+    rank has reached a layer of the group.
 
     Args:
         leader_of: A mapping from each layer that a token of this rank has reached to the leader of its group.

@@ -1,5 +1,5 @@
-"""Collector: collects statistics of the input of one input group, and a few tokens for the validation of
-codes.
+"""Collector: collects statistics of the input of one input group. It also holds out a few tokens, which are
+used to validate codes.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ class Collector:
         device: Device of the inputs.
         tokens: Expected number of tokens on all ranks. An approximate number is enough.
         grid: The calls of the run.
-        outputs: N, the number of outputs of the layer, if the references are outputs of the layer in the
-            float model, without bias. None if the references are inputs.
+        outputs: N, the number of output channels of the layer, if the references are outputs. Such a
+            reference is the layer's output in the float model, without the bias. None if the references are
+            inputs.
         inputs_last: Whether all inputs stay unchanged until `flush`.
 
     Attributes:
         is_of_outputs: Whether the references are outputs of the layer.
-        tokens: Number of tokens so far, including held-out tokens. Before `complete`, it counts the tokens of
-            this rank; afterwards those of all ranks.
+        tokens: Number of tokens so far, including held-out tokens. Before `complete`, it is the number of
+            tokens of this rank. After it, it is the number of tokens of all ranks.
         statistics: Statistics by class. Empty before `complete`.
-        held_out: The held-out tokens. None before `complete`, and if there are too few tokens.
-        samples: Samples of the first tokens of this rank, by name of the plugin that has taken the sample.
+        held_out: The held-out tokens. None before `complete`, and also None if there are too few tokens.
+        samples: Samples of the first tokens of this rank. The keys are the names of the plugins that took
+            them.
     """
 
     def __init__(
@@ -90,8 +92,8 @@ class Collector:
         Args:
             x: The float input.
             quantizer: Quantizer of the input, or None if the statistics use the float input.
-            reference: The input in the float model, or the layer's output there. None if it is unknown. It is
-                ignored if it does not have the same tokens as ``x``.
+            reference: The layer's input or output in the float model. None if it is unknown. A reference
+                whose tokens are not those of ``x`` is ignored.
             forward: The forward pass that has computed the input.
             position: As in `update`.
         """
@@ -113,7 +115,7 @@ class Collector:
             x, reference: As in `Statistic.update`.
             call: Number of the call. Calls must be processed in ascending order.
             position: Number of tokens in earlier calls of all ranks. An approximate number is enough. It
-                decides which tokens are held out, because the first tokens are.
+                decides which tokens are held out, because the first tokens of all calls are held out.
         """
         self.tokens += x.shape[0]
         held = max(0, self._number_held_out - position)

@@ -1,4 +1,4 @@
-"""Runs many forward passes through one model in lock-step: all of them reach a place before any goes on.
+"""Runs many forward passes in lock-step: no pass continues beyond a place before all have reached the place.
 
 Each forward pass is a greenlet that pauses in the middle of the model's own code. So no arguments need to be
 captured, and any module code works. Each sample needs only one forward pass, however many blocks and pauses
@@ -10,9 +10,9 @@ there are. One forward pass runs at a time. The states of a forward pass are::
                             │   └─── stop(place) ───▶ stopped ─────────────────────────────┤
                             └──────────────────────────────────────────────────────────────┘
 
-A forward pass is stopped at a pause point inside a block, or after a replay at the entry of its block. At the
-end of the run, all forward passes that wait or are stopped are ended. `BlockRun` controls the forward passes
-at one block, and has its own states.
+A forward pass is in the state ``stopped`` at a pause point inside a block. After a replay, it is ``stopped``
+at the entry of its block. At the end of the run, all forward passes that wait or are stopped are ended.
+`BlockRun` controls the forward passes at one block, and has its own states.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _ENTRY = "entry"
 
 @attrs.define(eq=False, slots=False)
 class LockStep:
-    """Runs the forward passes of ``model``, one or two per call. They stop at the entry of each block and at
-    other places.
+    """Runs the forward passes of ``model``, one or two per call. They stop at blocks and where `stop` is
+    called.
 
     Args:
         model: The model. It is called without gradients.
         blocks: The modules at whose entry forward passes stop, in the order in which a forward pass calls
             them.
         calls: Arguments of the forward passes of all ranks. Each rank runs only its own part.
-        to_the_end: Whether forward passes continue after the last block. If not, they stop there, and the
-            output head is never computed.
+        to_the_end: Whether forward passes continue after the last block. If not, they stop after the last
+            block, and the output head is never computed.
         with_float: Whether each call has a second forward pass, which computes the outputs of the float
             model.
         spilled: Storage for the tensors of forward passes that wait at a block. If it is None, the tensors
@@ -64,8 +64,8 @@ class LockStep:
     Attributes:
         grid: The calls of all ranks, divided among the ranks.
         holds_out: Whether tokens of any call are held out.
-        stopped: A dictionary from each forward pass that has called `stop` to its place. `go_on` removes
-            entries.
+        stopped: A dictionary from each forward pass that has called `stop` to the place that was passed to
+            `stop`. `go_on` removes the passes that it resumes.
         finished: Number of forward passes that have ended.
         probes: The forward passes of ``probed``.
 
@@ -200,11 +200,11 @@ class LockStep:
 
 
 class EndOfBlock(Exception):  # noqa: N818 - not an error: it ends a forward pass early
-    """Exception that a hook inside a block raises to end the replay there, without a result."""
+    """Exception that ends a replay inside a block, without a result. A hook raises it."""
 
 
 class BlockRun:
-    """Controls all forward passes at one block, from when they wait at its entry until they have left it.
+    """Controls all forward passes at one block, from their arrival at its entry until they leave the block.
 
     A method that is not allowed in the current state raises RuntimeError::
 
@@ -268,17 +268,18 @@ class BlockRun:
         return self._steps.holds_out
 
     def replay(self, keep: Callable[[Forward, Any], T], forwards: Iterable[Forward], *, with_gradients: bool = False) -> dict[Forward, T]:
-        """Let forward passes compute the block, each with its own arguments. They then wait at the entry
-        again.
+        """Let forward passes compute the block, each with its own arguments.
+
+        Afterwards, the forward passes wait at the entry of the block again.
 
         Args:
-            keep: Called for each forward pass, with the block's output. Its results are returned.
+            keep: Called with each forward pass and the block's output. The results of ``keep`` are returned.
             forwards: Some of the forward passes at the entry, in the order in which they run.
             with_gradients: Whether autograd records the computation of the block.
 
         Raises:
-            Exception: The first error of the block or of ``keep``. All forward passes wait at the entry then,
-                too.
+            Exception: The first error of the block or of ``keep``. All forward passes wait at the entry even
+                after an error.
         """
         self._expect("entry", "replayed")
         results: dict[Forward, T] = {}
@@ -291,8 +292,7 @@ class BlockRun:
         return results
 
     def release(self, forwards: Iterable[Forward], keep: Callable[[Forward, Any], None] | None = None) -> None:
-        """Let some forward passes run through the block to the next block, while the others stay at the
-        entry.
+        """Let ``forwards`` run through the block to the next block. All other passes stay at the entry.
 
         Args:
             forwards: Some of the forward passes at the entry, or some of `probes`.
@@ -307,12 +307,12 @@ class BlockRun:
         """Let all forward passes into the block, where they may stop. After the end of the block, they wait
         at its entry again.
 
-        The state is ``"inside"`` as long as a forward pass is stopped in the block. When none is, call
-        `end_rehearsal`, which sets the state to ``"entry"``.
+        The state is ``"inside"`` as long as a forward pass is stopped in the block. When no pass is stopped,
+        call `end_rehearsal`, which sets the state to ``"entry"``.
 
         Args:
             keep: Called for each forward pass, with the block's output.
-            stand_in: As in `enter`. `replay` also calls it from then on.
+            stand_in: As in `enter`. Until the rehearsal ends, `replay` calls it too.
         """
         self._expect("entry", "let in")
         self._has_entered, self._stand_in, self._keep = True, stand_in, keep
@@ -324,10 +324,10 @@ class BlockRun:
         self._has_entered, self._keep = False, None
 
     def leave(self, outputs: Mapping[Forward, Any]) -> None:
-        """Let all forward passes leave the block. Each one uses its output in ``outputs`` if it has one
-        there.
+        """Let all forward passes leave the block.
 
-        The outputs come from a rehearsal or a replay, so they need not be computed again.
+        A forward pass in ``outputs`` does not compute the block again. It continues with this output, which a
+        rehearsal or a replay has computed.
         """
         self._expect("entry", "moved out")
         self._has_entered, self._outputs = True, dict(outputs)
