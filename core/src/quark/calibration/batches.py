@@ -1,5 +1,4 @@
-"""Conversion of calibration data to calls of the model. A call has positional and keyword arguments.
-"""
+"""Conversion of calibration data to calls of the model. A call has positional and keyword arguments."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Forward(greenlet):
     def __init__(self, call: Call, number: int, is_float: bool, is_probe: bool = False) -> None:
         conductor = getcurrent()
         if not isinstance(conductor, _Conductor):
-            raise RuntimeError("forwards run in lock-step only inside a function that is decorated with conducts_forwards")
+            raise RuntimeError("forward passes run in lock-step only inside a function that is decorated with conducts_forwards")
         super().__init__(call.run, conductor.parent)
         self.call = call
         self.number = number

@@ -367,9 +367,7 @@ class BlockRun:
         self._steps.stop(place)
 
     def forward(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Do the work of the block's ``forward`` method, which this method replaces and which is
-        ``plain``.
-        """
+        """Compute the block in place of the block's own ``forward`` method, which is ``plain``."""
         current = current_forward()
         while current is not None and self._keep is not None:
             current.rehearsal = None if self._has_entered else self

@@ -1,15 +1,16 @@
-"""ModelError: the error of the last block's output, with the run's rounding and with round-to-nearest.
+"""ModelError: the error of the last block's output. It is measured for the rounding of the run, and for
+round-to-nearest.
 
 Layers are validated one by one, but their errors accumulate, so codes that are better in every layer can be
-worse in the whole model. This module detects that: it compares outputs of the last block on the first tokens
-of the first calibration sample. Three outputs are needed. Two short forward passes run through every block
-before the block is changed: one through the float block, the other through the block with its layers rounded
-to nearest. The third output comes from a forward pass of the run. The model must be causal, so that the
-output of the first tokens does not depend on later tokens.
+worse in the whole model. This module detects such a case. It compares outputs of the last block on the first
+tokens of the first calibration sample. Three outputs are needed. Two short forward passes run through every
+block before the block is changed: one through the float block, the other through the block with its layers
+rounded to nearest. The third output comes from a forward pass of the run. The model must be causal, so that
+the output of the first tokens does not depend on later tokens.
 
 If calibration has few tokens, the compared tokens are held out for roundings (`quark.calibration.held_out`).
-If it has many tokens, the statistics contain the compared tokens, as they contain all held-out tokens then.
-With so many tokens, codes hardly overfit single tokens.
+If it has many tokens, the statistics contain all held-out tokens, and so also the compared tokens. With so
+many tokens, codes hardly overfit single tokens.
 """
 
 from __future__ import annotations
@@ -56,11 +57,12 @@ class ModelError:
 
     @classmethod
     def of(cls, model: nn.Module, blocks: Sequence[Block], data: Sequence[Call], rows: Sequence[PlanRow]) -> Self:
-        """Return the comparison for a run. If a comparison is not possible, the result compares nothing.
+        """Return the `ModelError` of a run. If a comparison is not possible, the result compares nothing.
 
-        A comparison is possible if the model is causal and called with only token ids, and if the scheme
-        quantizes no outputs and has no static scales. With static scales, round-to-nearest would look better
-        than it is, because a few tokens have a smaller range than all tokens.
+        A comparison is possible if the model is causal and is called with token ids alone. In addition, the
+        scheme must not quantize outputs and must not have static scales. With static scales, round-to-nearest
+        would look better than it is, because its scales would be computed from a few tokens, which have a
+        smaller range than all tokens.
 
         Args:
             model: The model.
@@ -80,8 +82,9 @@ class ModelError:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Store the last block's output for the first call, if it is computed in the body of the ``with``
-        statement.
+        """Store the last block's output for the first call while the body of the ``with`` statement runs.
+
+        Nothing is stored if the body does not compute this output.
         """
         if self._last is None:
             yield
@@ -111,9 +114,9 @@ class ModelError:
 
         The result is empty if nothing was compared.
 
-        Returns: A dictionary. ``error`` is the error with the run's rounding, ``nearest_error`` the error
-        with all layers rounded to nearest, ``standard_error`` the standard error of their difference, and
-        ``tokens`` the number of compared tokens.
+        Returns: A dictionary. ``error`` is the error with the run's rounding. ``nearest_error`` is the error
+        with all layers rounded to nearest. ``standard_error`` is the standard error of the difference of both
+        errors. ``tokens`` is the number of compared tokens.
         """
         if len(self._outputs) < 2 or self._own is None:
             return {}

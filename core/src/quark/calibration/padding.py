@@ -1,9 +1,9 @@
-"""Padding: removes padding from calibration batches, once, before the model is called.
+"""Functions that remove the padding from calibration batches. This is done once, before the model is called.
 
 The masks of a batch tell which positions are padding. These positions are removed from the batch's tensors,
 and each sequence becomes a separate call. So no forward pass has padding, and observers, statistics, metrics
-and mixture-of-experts layers need not consider it. A padded batch gives the same result as its sequences one
-by one without padding.
+and mixture-of-experts layers need not consider it. A padded batch gives the same result as separate batches
+with one sequence each and without padding.
 
 The rules:
 
@@ -11,7 +11,8 @@ The rules:
   tokens, too.
 - A stream is the main input, or all tensors whose names have one prefix. Each mask applies to its own stream:
   ``attention_mask`` to the main input, ``decoder_attention_mask`` to the tensors called ``decoder_…``, and so
-  on. So in cross-attention, the decoder's mask applies to queries, and the encoder's mask to keys and values.
+  on. So in cross-attention, the decoder's mask applies to queries. The encoder's mask applies to keys and
+  values.
 - In an encoder-decoder model that creates the decoder's input from ``labels``, the label -100 is padding.
 - In a mask ``[batch, heads, queries, keys]``, a position is not padding if it attends to itself. But it is
   padding if it attends only to itself and no other position attends to it.
@@ -53,8 +54,8 @@ this. Models use -10,000 or less; distance biases (ALiBi) have larger values.
 def main_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Return the tensor whose first axis is the batch, or None if there is no such tensor.
 
-    It is the first of these that the call has: a positional tensor, the token ids, the embeddings of tokens,
-    another named tensor that is not a mask.
+    The result is the first tensor in this list that the call has: a positional argument, the token ids, the
+    embeddings of tokens, any other keyword argument that is not a mask.
     """
     named = [kwargs[name] for name in ("input_ids", "inputs_embeds") if name in kwargs]
     others = (value for name, value in kwargs.items() if not name.endswith("mask"))
@@ -99,8 +100,8 @@ def _streams(main: Tensor, kwargs: Mapping[str, Any], has_decoder: bool) -> dict
     tensor.
 
     The tensor has the shape ``[batch, tokens]`` and is on the CPU. It is None if there is no mask, or if no
-    tensor has the mask's positions as an axis. An example of such a tensor is a spectrogram, which the model
-    reads as a whole.
+    tensor has an axis for the mask's positions. For example, a spectrogram has no such axis, because the
+    model reads it as a whole.
     """
     streams: dict[str, Tensor | None] = {"": None, _DECODER: None, "encoder_": None}
     for name, mask in kwargs.items():
@@ -127,8 +128,8 @@ class _Sequence:
     Attributes:
         main: The tensor whose first axis is the batch.
         number: Number of the sequence's row in the batch.
-        counts: A dictionary from stream to a mask ``[tokens]`` of the positions that are not padding. The
-            mask is None if nothing is removed from the stream.
+        counts: A dictionary from the prefix of a stream to a mask ``[tokens]`` of the positions that are not
+            padding. The mask is None if nothing is removed from the stream.
         has_decoder: As in `without_padding`.
     """
 
@@ -138,7 +139,7 @@ class _Sequence:
     has_decoder: bool
 
     def part(self, name: str, value: Any) -> Any:
-        """Return the part of the argument ``value`` that belongs to the sequence. It has a batch axis of size
+        """Return the part of the argument ``value`` that belongs to the sequence, with a batch axis of size
         1.
 
         Raises:
@@ -186,8 +187,8 @@ def _positions(mask: Any) -> Tensor | None:
     """Return which positions are not padding according to ``mask``, as a bool tensor
     ``[batch or 1, tokens]``.
 
-    Return None if the mask has no usable shape. If one input has several masks, for layers of different
-    kinds, the first one is used.
+    Return None if the mask has no usable shape. If ``mask`` has several masks, one for each kind of layer,
+    the first mask is used.
     """
     mask = next((leaf for leaf in tree_leaves(mask) if isinstance(leaf, Tensor)), None)
     if mask is None or mask.ndim not in (2, 3, 4):
@@ -206,8 +207,8 @@ def _positions(mask: Any) -> Tensor | None:
 def _attended(allowed: Tensor) -> Tensor:
     """Return which positions are not padding, as a bool tensor ``[batch, tokens]``.
 
-    Padding must be recognized although it attends to something: models often let queries without keys attend
-    to all keys, or to themselves, so that the softmax is finite.
+    Padding must be recognized even if it attends to some keys. Models often let a query that has no keys
+    attend to all keys, or to itself, so that the softmax is finite.
 
     Args:
         allowed: Which keys each query may attend to, bool, ``[batch, queries, keys]``.

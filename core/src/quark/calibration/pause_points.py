@@ -1,14 +1,14 @@
 """PausePoint: replaces the ``forward`` method of a layer while its block is calibrated.
 
-A forward pass waits there until the layer's weight is rounded.
+A forward pass waits at a pause point until the layer's weight is rounded.
 
 PooledExperts: replaces the ``forward`` method of a module that calls experts whose inputs share one scale.
 This scale must be known before the first expert is rounded. But a forward pass reaches an expert only after
 the previous expert, and the last projection of an expert reads the output of rounded projections. So forward
 passes rehearse: they compute the module several times and discard the output. The first rehearsal observes
-the inputs of each expert. The next one runs with the first projections rounded and observes the inputs of the
-next projections, and so on. A rehearsal costs little, because it does not compute the layers that depend on
-an observed layer.
+the inputs of each expert. Before the second rehearsal, the first projections are rounded. The second
+rehearsal then observes the inputs of the next projections, and so on. A rehearsal costs little, because it
+does not compute the layers that depend on an observed layer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PausePoint:
         number: Position of the layer among the layers of the block.
         layer: The float layer.
         quantized: The quantized layer, whose weight is not rounded yet.
-        block_run: The forward passes that come here.
+        block_run: The forward passes through the block.
 
     Attributes:
         arrived: The input of each forward pass that has stopped here.
@@ -62,7 +62,7 @@ class PausePoint:
         self._width: int = quantized.weight.shape[0]  # type: ignore[index,assignment]
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Do the work of the layer's ``forward`` method, which this object replaces."""
+        """Compute the layer in place of the layer's own ``forward`` method."""
         forward = current_forward()
         if forward is None:
             return self._plain(x, *args, **kwargs)
@@ -95,16 +95,17 @@ class PausePoint:
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
         """Mark the layer as finished.
 
-        If forward passes have not reached the layer yet, ``expected`` has the input on which the rounding was
-        based, for each forward pass.
+        If a forward pass has not reached the layer yet, ``expected`` has the input of that pass on which the
+        rounding was based.
         """
         self.is_done = True
         self.arrived = {}
         self._expected = None if expected is None else dict(expected)
 
     def reopen(self) -> None:
-        """Restore the float weight, so that the layer can be rounded again. Restore codes that came with the
-        model, too.
+        """Restore the float weight, so that the layer can be rounded again.
+
+        If the layer had codes when the model was loaded, these codes are restored too.
 
         This is needed if a forward pass reaches the layer with another input than expected.
         """
@@ -115,12 +116,13 @@ class PausePoint:
 
 
 def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
-    """Return the tokens of an input as a tensor ``[n, K]``: all, only the held-out ones, or only the others.
+    """Return the tokens of an input as a tensor ``[n, K]``. ``held_out`` chooses which tokens are returned.
 
     Args:
         x: Input in a forward pass of ``call``, ``[batch, tokens, K]`` or ``[batch · tokens, K]``. Its tokens
-            may have another order than in the mask of the call, for example tokens that are routed to an
-            expert. Then all of them count as held out if the whole call is held out; otherwise, none does.
+            may not match the mask of the call, for example if they were routed to an expert. In that case,
+            all of them are treated as held out if the whole call is held out. Otherwise, no token is treated
+            as held out.
         call: The call. Its mask tells which tokens are held out.
         held_out: True to return only the held-out tokens, False to return only the other tokens, None to
             return all.
@@ -159,7 +161,8 @@ class PooledExperts:
     Args:
         layers: Full names of the experts' layers whose inputs share scales.
         name: Full name of the module.
-        number: Position among the pause points of the block. It is after every layer that the module calls.
+        number: Position among the pause points of the block. It is greater than the positions of all layers
+            that the module calls.
         scales: Scales of the block's activations.
         block_run: The forward passes through the block.
     """
@@ -177,8 +180,7 @@ class PooledExperts:
     def passed(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return the output of the module.
 
-        As long as the shared scales are not known, the forward pass first rehearses the module and then
-        pauses here.
+        As long as the shared scales are not known, the forward pass rehearses the module and then pauses.
         """
         forward = current_forward()
         if forward is not None and not forward.is_float:
@@ -207,8 +209,9 @@ class PooledExperts:
         return True
 
     def set_scales(self) -> None:
-        """Set the scales of the observed inputs. All forward passes of all ranks must have rehearsed
-        before.
+        """Set the scales of the observed inputs.
+
+        All forward passes of all ranks must have rehearsed the module before this call.
         """
         seen = sorted({key for keys in self._block_run.grid.ranks.gather(self._seen) for key in keys})
         self._scales.set_scales(seen)
@@ -220,7 +223,7 @@ class PooledExperts:
 def pooled_experts(
     block: Block, names: Iterable[str], scales: ActivationScales, block_run: BlockRun
 ) -> Iterator[tuple[nn.Module, PooledExperts]]:
-    """Yield each module of a block that calls experts whose inputs share scales, with a pause point for it.
+    """Yield pairs: a module of the block that calls experts whose inputs share scales, and its pause point.
 
     Args:
         block: The block. Forward passes wait at its entry.
@@ -254,6 +257,6 @@ def _caller(block: Block, experts: str) -> str:
 
 
 def _behind(ordered: Mapping[str, int], block: Block, caller: str) -> float:
-    """Return a position after all layers of the module ``caller``."""
+    """Return a position that is greater than the positions of all layers of the module ``caller``."""
     prefix = ".".join(part for part in (block.name, caller) if part)
     return max(number for name, number in ordered.items() if not prefix or name.startswith(f"{prefix}.")) + 0.5

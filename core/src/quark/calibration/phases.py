@@ -23,7 +23,7 @@ class PhaseClock:
 
     Args:
         now: A function that returns the time in seconds.
-        changed: A callback that gets the current phase whenever the phase changes.
+        changed: A callback that is called with the name of the current phase whenever the phase changes.
 
     Attributes:
         seconds: A dictionary from phase to the seconds spent in it since the clock was created.
@@ -70,7 +70,7 @@ class PhaseClock:
         return {name: seconds for name, seconds in lap.items() if seconds > 0}
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Add the seconds that `lap` returned for each phase, for example in an earlier process."""
+        """Add ``seconds`` to the phases. It is a result of `lap`, for example in an earlier process."""
         for name, value in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + value
             self._at_lap[name] = self._at_lap.get(name, 0.0) + value

@@ -2,13 +2,14 @@
 
 The conformance suite (quark-devkit) finds algorithms that break the rules of an interface. This module finds
 errors that depend on the model and its data, which no test suite can find. It checks that weights and
-parameters are finite, that weights are on their quantization grids and have scales, that metrics can be
-written, and that a block is unchanged if a transform reports that.
+parameters are finite, that weights are on their quantization grids and have scales, and that metrics can be
+written. If a transform reports that it has not changed a block, it also checks this.
 
 If the algorithm comes from another project, each weight is encoded completely, and the layer stores the codes
 for the export. If it comes from this project, only a sample of rows is encoded
-(`quark.plugins.attribution.Origin.is_checked_whole`). An error names the layer, and the algorithm with its
-distribution and version. Without these checks, the run would write a wrong checkpoint.
+(`quark.plugins.attribution.Origin.is_checked_whole`). An error message names the layer, the algorithm, and
+the distribution of the algorithm with its version. Without these checks, the run would write a wrong
+checkpoint.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _BASES = {"rounding": Rounding, "transform": Transform, "block_tuning": Tuning}
 
 
 def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
-    """Check that an algorithm that a plugin's processor has returned is of the kind that the plugin declares.
+    """Check that a plugin's processor has returned an algorithm of the kind that the plugin declares.
 
     Args:
         algorithm: The result of the processor. It should be a rounding, a transform or a tuning.
@@ -92,7 +93,8 @@ class CheckedRounding:
 
     @contextmanager
     def checks(self, task: RoundingTask) -> Iterator[None]:
-        """Check the layers of a task after the body of the ``with`` statement has rounded them.
+        """Check the layers of a task when the body of the ``with`` statement has ended. The body rounds the
+        layers.
 
         Raises:
             PluginError: A layer is in a wrong state after the rounding, or the rounding raised an exception.
@@ -131,7 +133,7 @@ class CheckedTuning(Tuning):
         self.wants_float = tuning.wants_float
 
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        """Tune a block and return metrics, as `quark.algorithms.Tuning.tune`.
+        """Tune a block and return metrics, like `quark.algorithms.Tuning.tune`.
 
         Raises:
             PluginError: The block is in a wrong state after the tuning, or the tuning raised an exception.
@@ -147,7 +149,7 @@ class CheckedTuning(Tuning):
 
 @contextmanager
 def _checked_layers(layers: Mapping[str, QuantizedLayer], does: str, whose: Origin) -> Iterator[None]:
-    """Check weights, scales and codes of layers after the body of the ``with`` statement has rounded them.
+    """Check weights, scales and codes of layers when the body of the ``with`` statement has ended.
 
     Error messages begin with ``does``, in which ``{}`` is replaced by the name of a layer.
     """
@@ -168,8 +170,9 @@ def _checked_layers(layers: Mapping[str, QuantizedLayer], does: str, whose: Orig
 def _grid_error(module: QuantizerModule, weight: Tensor, *, whole: bool) -> str | None:
     """Return why a weight is not on the grid of its quantizer, or None if it is on the grid.
 
-    The result is the end of a sentence that begins with the weight's name. If the stored codes do not belong
-    to the weight, they are dropped. If all rows are checked (``whole``), the codes of the weight are stored.
+    The result is the end of a sentence that begins with the weight's name. Stored codes that do not belong to
+    the weight are deleted. If ``whole`` is True, all rows are checked, and the codes of the weight are
+    stored.
     """
     quantizer, qparams = module.quantizer, module.qparams
     if module.codes is not None and grid_error(quantizer, qparams, weight, module.codes, sampled=not whole) is None:
@@ -221,7 +224,7 @@ class StartedTransform:
         return cls(run, transform.needs, whose, transform.works_by_block)
 
     def apply_global(self, model: nn.Module, blocks: Sequence[Block]) -> None:
-        """Change the model outside its ``blocks``, as `quark.algorithms.TransformRun.apply_global`."""
+        """Change the model outside its ``blocks``, like `quark.algorithms.TransformRun.apply_global`."""
         inside = tuple(block.prefix for block in blocks)
         before = digests_of(model, without=inside)
         with attributed("changing the model outside its blocks", self.whose):
@@ -229,7 +232,7 @@ class StartedTransform:
         self.has_changed_outside = digests_of(model, without=inside) != before
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Change a block and return metrics, as `quark.algorithms.TransformRun.apply`.
+        """Change a block and return metrics, like `quark.algorithms.TransformRun.apply`.
 
         Raises:
             PluginError: The block is in a wrong state after the transform, or the transform raised an
@@ -238,7 +241,7 @@ class StartedTransform:
         return self.run.apply(block) if self.whose is None else self._checked(block, self.run.apply, self.whose)
 
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Change a block once more, as `quark.algorithms.TransformRun.finish`.
+        """Change a block once more, like `quark.algorithms.TransformRun.finish`.
 
         Raises:
             PluginError: The reasons are those of `apply`.
@@ -282,14 +285,14 @@ class StartedTransform:
         return report
 
     def learned(self) -> Any:
-        """Return the facts that the transform has learned from blocks, as
+        """Return the facts that the transform has learned from blocks, like
         `quark.algorithms.TransformRun.learned`.
         """
         with attributed("keeping what it has learned", self.whose):
             return self.run.learned()
 
     def recall(self, learned: Any) -> None:
-        """Restore facts that `learned` returned in an interrupted run, as
+        """Restore facts that `learned` returned in an interrupted run, like
         `quark.algorithms.TransformRun.recall`.
         """
         with attributed("recalling what it had learned", self.whose):
@@ -335,9 +338,9 @@ def digests_of(module: nn.Module, *, without: tuple[str, ...] = ()) -> dict[str,
     """Return a dictionary from the name of each tensor of a module to a digest of its values.
 
     The words of a tensor are arranged in rows whose length is a prime number. The digest has the sum of each
-    column for each block of rows. A change of one value changes the digest. An exchange of two channels
-    changes it, too, because the distance of the channels is not a multiple of the prime number, unless they
-    are thousands of channels apart. Each byte is read once, and the host waits for an accelerator only once.
+    column for each block of rows. A change of one value changes the digest. An exchange of two channels also
+    changes it, unless the channels are thousands of channels apart: only then can their distance be a
+    multiple of the prime number. Each byte is read once, and the host waits for an accelerator only once.
     Meta tensors are left out.
 
     Args:
@@ -366,5 +369,5 @@ def _column_sums(tensor: Tensor) -> Tensor:
 
 
 def _hooks(module: nn.Module) -> tuple[Any, ...]:
-    """Return the hooks of a module, for each kind of hook, with their ids."""
+    """Return the hooks of a module with their ids: one tuple for each kind of hook."""
     return tuple(tuple((getattr(module, name, None) or {}).items()) for name in _HOOKS)

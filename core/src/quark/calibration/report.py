@@ -30,9 +30,9 @@ class CalibrationReport:
 
     Attributes:
         model_error: The relative squared errors of the last block's output, measured on a few tokens.
-            ``error`` is the error with the run's rounding, ``nearest_error`` the error with all layers
-            rounded to nearest, and ``standard_error`` the standard error of their difference. Empty if
-            nothing was measured.
+            ``error`` is the error with the run's rounding. ``nearest_error`` is the error with all layers
+            rounded to nearest. ``standard_error`` is the standard error of the difference of both errors.
+            Empty if nothing was measured.
         layers: For each layer that was rounded with statistics, the number of ``tokens`` that reached it and
             the metrics of the algorithm (damping, errors, …).
         tokens: For each layer of an expert, the number of tokens that reached it.
@@ -42,7 +42,7 @@ class CalibrationReport:
             tells whether the tuning was applied.
         validated: The validation of each transform of the whole model, by name of the transform: the errors
             before and after the transform, and whether it was applied.
-        applied: Positions of the transforms that have changed any block, counted in the order of the run.
+        applied: Positions of the transforms that have changed any block, in the run's list of transforms.
         unreached: Layers that no token reached, although they should have been rounded with statistics. They
             are rounded to nearest.
         weights: The metrics that plugins add for layers with a rounded weight and for their inputs
@@ -85,9 +85,7 @@ class CalibrationReport:
         self.blocks = {name: self.blocks.pop(name) for name in blocks if name in self.blocks} | self.blocks
 
     def remarks(self) -> Iterator[str]:
-        """Yield log lines for the level INFO. They tell the model's error and the number of tokens of
-        experts.
-        """
+        """Yield log lines for the level INFO: the model's error, and how many tokens reached the experts."""
         if self.model_error:
             yield f"{self._compared} ({self.model_error['tokens']} tokens)."
         if self.tokens:
@@ -184,7 +182,7 @@ class CalibrationReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the report that `to_dict` has converted to ``values``."""
+        """Return a report from the dictionary ``values`` that `to_dict` has returned."""
         fields = {f.name: values[f.name] for f in attrs.fields(cls) if f.name in values}
         return cls(**{**fields, "tokens": values["expert_tokens"], "applied": set(values["applied"])})
 

@@ -1,4 +1,4 @@
-"""Functions that round layers or copies of layers to nearest, and that divide layers into rounding tasks."""
+"""Functions that round layers or copies of layers to nearest. `rounding_tasks` divides layers into tasks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def rounding_tasks(
 ) -> list[RoundingTask]:
     """Divide layers into rounding tasks.
 
-    Layers are in one task if they have the same spec, dtype and class. Layers that share a scale are a task
-    of their own, and so is a layer with a table of values.
+    Layers are in one task if they have the same spec, dtype and class. Layers that share a scale form a
+    separate task. Each layer with a table of values is a separate task too.
 
     Args:
         layers: Layers by full name. A layer without a weight quantizer, or one that already has codes, is
             left out. If ``statistics`` are given, all layers have the same input.
-        siblings: Groups of name suffixes. Layers with these suffixes and the same parent share one scale over
-            the whole tensor.
+        siblings: Groups of name suffixes. Layers with the same parent and suffixes of one group share a scale
+            if they have one scale per tensor.
         statistics: Statistics of the layers' input.
         held_out: Held-out tokens of the layers' input.
         ranks: The ranks that have the same tasks.
@@ -104,8 +104,9 @@ def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], *, compens
 
 
 def tensor_of(output: Any) -> Tensor:
-    """Return the residual stream after a block: the block's ``output``, or its first element if it is a
-    tuple.
+    """Return the residual stream after a block, which is the block's ``output``.
+
+    If ``output`` is a tuple, its first element is the residual stream.
     """
     return output if isinstance(output, Tensor) else output[0]
 
@@ -113,7 +114,7 @@ def tensor_of(output: Any) -> Tensor:
 def _forward_through(quantized: QuantizedLayer) -> Callable[..., Any]:
     """Return a ``forward`` function that computes a rounded copy of a layer.
 
-    If the input has a static scale, it is computed from the input of each call.
+    If the input has a static scale, this scale is computed from the input of each call.
     """
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:

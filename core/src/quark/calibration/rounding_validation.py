@@ -1,6 +1,6 @@
 """Functions that round layers and validate the codes on held-out tokens.
 
-If the output error of a layer is larger than with round-to-nearest, the layer is rounded to nearest.
+If the codes of a layer cause a larger output error than round-to-nearest, the layer is rounded to nearest.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def round_validated(checked: CheckedRounding, tasks: Iterable[RoundingTask]) -> 
     """Round the layers of ``tasks``, and return a dictionary from layer name to metrics.
 
     If tokens are held out, three metrics are added for each layer. ``held_out_error`` is the squared error of
-    the layer's outputs for the held-out tokens, divided by the error of round-to-nearest. ``output_snr_db``
-    is the signal-to-noise ratio of these outputs with the final codes, and ``nearest_snr_db`` with
-    round-to-nearest. If a layer has N outputs and K inputs with N > K, only about K / 2 outputs are compared.
-    Layers that must share a scale are compared together; either all or none of them are rounded to nearest.
+    the layer's outputs for the held-out tokens, divided by the same error with round-to-nearest.
+    ``output_snr_db`` is the signal-to-noise ratio of these outputs with the final codes. ``nearest_snr_db``
+    is the ratio with round-to-nearest. If a layer has N outputs and K inputs with N > K, only about K / 2
+    outputs are compared. Layers that must share a scale are compared together; either all or none of them are
+    rounded to nearest.
 
     Args:
         checked: The rounding algorithm. If it raises RoundingError for a task, the layers of the task are
@@ -77,7 +78,9 @@ def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out
     outputs = {name: held_out.outputs(weights[name].data[part or slice(None)]) for name, part in rows.items()}
 
     def output_error() -> Tensor:
-        """Return the squared error of each token, summed over all layers, ``[n]``."""
+        """Return the squared error of each of the n tokens as a tensor ``[n]``. Each error is summed over all
+        layers.
+        """
         compared = {name: quantizers[name].rows_of(float_weight(layer), rows[name]) for name, layer in task.layers.items()}
         return torch.stack([held_out.squared_error(weight, outputs[name]) for name, weight in compared.items()]).sum(0)
 
@@ -109,7 +112,7 @@ def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out
 def _compared_rows(granularity: Granularity, weight: Tensor) -> slice | None:
     """Return the rows of a weight ``[N, K]`` whose outputs are compared, or None if all rows are compared.
 
-    All rows are compared if N ≤ K. Layers that write to the residual stream are of this kind, and a few
+    All rows are compared if N ≤ K. This is so for most layers that write to the residual stream. A few
     channels of this stream outweigh all others, so no channel may be left out.
     """
     return sample_of_rows(granularity, tuple(weight.shape), weight.shape[1] ** 2 // 2) if weight.shape[0] > weight.shape[1] else None

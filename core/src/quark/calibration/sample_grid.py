@@ -1,13 +1,14 @@
 """SampleGrid: decides which calibration calls a rank runs.
 
-Sums: sums the statistics of a layer's input over calls and ranks.
+Sums: adds up the statistics of a layer's input over calls and ranks.
 
-The calls of a run are divided into at most `CELLS` cells of consecutive calls, whatever the number of ranks.
-Each rank runs consecutive cells. In a deterministic run, the cells are the leaves of a binary tree, and
-statistics are merged along this tree. So the order of additions is the same for any number of ranks, and the
-sum has the same bits. Each rank computes the sums of the largest subtrees all of whose cells it has run, and
-sends these sums to the other ranks. If the number of ranks is a power of two, each rank has one such subtree.
-In runs that are not deterministic, each rank has one sum of its calls, and these sums are added in any order.
+The calls of a run are divided into at most `CELLS` cells. The cells do not depend on the number of ranks. A
+cell has consecutive calls, and each rank runs consecutive cells. In a deterministic run, the cells are the
+leaves of a binary tree, and statistics are merged along this tree. So the order of additions is the same for
+any number of ranks, and the sum has the same bits. Each rank finds the largest subtrees whose cells it has
+run without exception, and sends the sums of these subtrees to the other ranks. If the number of ranks is a
+power of two, each rank has one such subtree. In runs that are not deterministic, each rank has one sum of its
+calls, and these sums are added in any order.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class SampleGrid:
 
 @attrs.frozen(eq=False)
 class _Subtree:
-    """Statistics of ``size`` consecutive cells. The first one is ``start``.
+    """Statistics of ``size`` consecutive cells. ``start`` is the number of the first cell.
 
     ``size`` is a power of two, and ``start`` is a multiple of ``size``.
     """
@@ -112,7 +113,8 @@ class Sums:
         Args:
             x, reference: As in `Statistic.update`.
             call: Number of the call.
-            one_in: States that ``x`` has only every ``one_in``-th token of the call.
+            one_in: The number n if ``x`` has only every n-th token of the call. It is 1 if ``x`` has all
+                tokens.
         """
         if self._grid.ranks.is_deterministic and (cell := self._grid.cell(call)) != self._cell:
             self._end_cell(cell)
@@ -122,8 +124,9 @@ class Sums:
             statistic.update(x[::step], None if reference is None else reference[::step])
 
     def of_all_ranks(self) -> dict[type[Statistic], Statistic]:
-        """Return the statistics of the calls of all ranks, by class. Every rank must call this method,
-        once.
+        """Return the statistics of the calls of all ranks, as a dictionary from class to statistic.
+
+        Every rank must call this method exactly once.
         """
         ranks = self._grid.ranks
         if not ranks.is_deterministic:
@@ -159,8 +162,8 @@ class Sums:
 def _joined(subtrees: Sequence[_Subtree], start: int, stop: int) -> list[_Subtree]:
     """Merge sibling subtrees whose parent has only cells from ``start`` up to, but not including, ``stop``.
 
-    Return the resulting subtrees in order. A subtree without tokens may be missing. The statistics of the
-    parent are then those of the sibling.
+    Return the resulting subtrees in order. A subtree without tokens may be missing. The parent then gets the
+    statistics of the missing subtree's sibling.
     """
     joined = list(subtrees)
     size = 1

@@ -1,9 +1,9 @@
-"""SpilledInputs: moves the inputs of forward passes that wait at a block to files, if memory is short.
+"""SpilledInputs: moves inputs of a block from memory to files while forward passes wait at the block.
 
-The inputs of all calibration samples may need more memory than there is. Local variables of the model's own
-code refer to the arguments of the block, mainly the hidden states, while a forward pass waits. So the tensor
-objects must stay the same. Only their storage is replaced, by a private mapping of a file. The system reads
-the pages of the file when the forward pass continues.
+The inputs of all calibration samples may need more memory than is available. Local variables of the model's
+own code refer to the arguments of the block, mainly the hidden states, while a forward pass waits. So the
+tensor objects must stay the same. Only their storage is replaced: a file that is mapped privately takes its
+place. The system reads the pages of the file when the forward pass continues.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class SpilledInputs:
         self._mapped: WeakKeyDictionary[Hashable, WeakSet[mmap.mmap]] = WeakKeyDictionary()
 
     def hold(self, forward: Hashable, arguments: Any) -> None:
-        """Move the tensors in ``arguments`` to files, unless they are within the allowed number of bytes.
+        """Move the tensors in ``arguments`` to files if the inputs need more than the allowed number of
+        bytes.
 
         A tensor stays where it is if it is not on the CPU, if it is a view of a larger tensor, or if it has
         fewer than `LEAST_SPILLED` bytes.
@@ -68,7 +69,8 @@ class SpilledInputs:
         self.leave(forward)
 
     def leave(self, forward: Hashable) -> None:
-        """Release the memory of the pages that a forward pass has read from its files. The files stay.
+        """Release the memory of the pages that a forward pass has read from its files. The files are not
+        removed.
 
         Call this when the forward pass waits again.
         """

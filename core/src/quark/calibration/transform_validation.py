@@ -49,8 +49,9 @@ class BlockSource(Protocol):
         """
 
     def release(self, block: Block) -> None:
-        """Release the tensors of a block. Every forward pass has left the block, and the sink has accepted
-        it.
+        """Release the tensors of a block.
+
+        This is called when every forward pass has left the block and the sink has accepted the block.
         """
 
 
@@ -97,9 +98,8 @@ def validate_transforms(
     """Validate transforms and their alternatives on held-out calibration tokens, and return the decisions.
 
     Only transforms with the attribute ``is_validated`` are validated. The model is not changed: candidates
-    change copies of its blocks. Transforms that follow the validated one and are not validated themselves are
-    also applied to the copies, with and without the validated transform. They use statistics of the same
-    tokens.
+    change copies of its blocks. Transforms that follow the validated transform and are not validated
+    themselves are also applied to all copies. They use statistics of the same tokens.
 
     The cost is one forward pass of the float model for each call with held-out tokens. In addition, each
     candidate transforms each block, and a rounded copy of the block is computed, unless the transform has
@@ -111,9 +111,9 @@ def validate_transforms(
         transforms: Transforms by registered name, in order. Transforms that are not validated are not in the
             result.
         data: Calibration samples. If there are none, each transform decides without a validation.
-        source: Loads the tensors of each block, only while forward passes are in the block; None if the model
-            has them.
-        ranks: Ranks that share the samples, and get the same result.
+        source: Loads the tensors of each block for the time in which forward passes are in the block. None if
+            the model already has all tensors.
+        ranks: The ranks that share the samples. The result is the same on all ranks.
         compensated: Whether the rounding of the run compensates its errors (see
             `quark.calibration.round_to_nearest.as_rounded`).
     """
@@ -132,7 +132,8 @@ def validate_transforms(
 
 @attrs.frozen(eq=False)
 class _Candidate:
-    """A candidate of a validation: the transform left out, applied, or applied in part.
+    """A candidate of a validation. It leaves out the transform, applies a part, or applies the whole
+    transform.
 
     Attributes:
         transform_name: Registered name of the transform.
@@ -153,8 +154,10 @@ class _Candidate:
 
 
 def _candidates(name: str, transform: Transform, behind: Sequence[Transform], model: nn.Module, plan: QuantPlan) -> Iterator[_Candidate]:
-    """Yield the candidates for a transform: first without the transform, then its parts, last the whole
-    transform.
+    """Yield the candidates for a transform.
+
+    The first candidate leaves out the transform. The next ones apply a part of it. The last one applies all
+    of it.
     """
     followers = [t for t in behind if not t.is_validated]
     options: dict[str, Transform | None] = {_NOTHING: None, **transform.alternatives(), _WHOLE: transform}
@@ -166,10 +169,11 @@ def _candidates(name: str, transform: Transform, behind: Sequence[Transform], mo
 def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:
     """Return the decision about a transform.
 
-    The candidates are compared in order. A candidate becomes the best one if its error is smaller than that
-    of the best one so far, by more than the standard error. If no candidate is better than the model without
-    the transform, the result is about a part of the transform that needs no validation, or about the whole
-    transform if there is no such part. The transform then decides whether it is accepted.
+    The candidates are compared in order. A candidate becomes the best candidate if its error is smaller than
+    the error of the previous best candidate, and if the difference is larger than the standard error. If no
+    candidate is better than the model without the transform, the result describes the part of the transform
+    that needs no validation. If there is no such part, the result describes the whole transform. The
+    transform then decides whether it is accepted.
     """
     nothing, whole = candidates[0], candidates[-1]
     assert whole.transform is not None
@@ -269,7 +273,7 @@ class _BlockComparison:
         """Return the output error of a copy of the block. The copy is transformed and then rounded to
         nearest.
 
-        Its arguments and outputs are hidden states of the transformed model.
+        The arguments and outputs of the copy are hidden states of the transformed model.
         """
         run, copied = candidate.run, _copy(self._block.module)
 
@@ -299,7 +303,7 @@ class _BlockComparison:
 
 
 def _moved(arguments: Arguments, run: TransformRun | None) -> Arguments | None:
-    """Return a block's arguments, with the residual stream converted to that of the transformed model.
+    """Return a block's arguments, with the residual stream converted to the one of the transformed model.
 
     Return None if the arguments do not have a residual stream.
     """

@@ -1,11 +1,11 @@
 """TwoPasses: rounds the weights of one block after a first run of all samples through the block.
 
-It is used if memory cannot hold the state of forward passes that wait inside a block. All samples run through
-the block twice. In the first run, all weights of the block are float, and the inputs of layers and the
-activations with static scales are observed. In the second run, weights are rounded, and activations are
-quantized as in the finished model. Only the block's inputs are stored for every sample. Compared with
-`quark.calibration.block_rounding`, this computes each block twice, and the statistics of a layer do not
-contain the rounding errors of earlier layers of the same block.
+This class is used if the memory is too small for the state of all forward passes that wait inside a block.
+All samples run through the block twice. In the first run, all weights of the block are float, and the inputs
+of layers and the activations with static scales are observed. In the second run, weights are rounded, and
+activations are quantized as in the finished model. Only the block's inputs are stored for every sample.
+Compared with `quark.calibration.block_rounding`, this computes each block twice, and the statistics of a
+layer do not contain the rounding errors of earlier layers of the same block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quark.models.layers import QuantizedLayer
 
 @attrs.define(eq=False, slots=False)
 class TwoPasses(BlockCalibration):
-    """Rounds weights and sets scales after a first and before a second run of all samples through the block.
+    """Rounds weights and sets scales between two runs of all samples through the block.
 
     The arguments and attributes are those of `BlockCalibration`.
     """
@@ -60,7 +60,8 @@ class TwoPasses(BlockCalibration):
                 self._tuning.work()
 
     def _pass(self, forwards: Sequence[Forward]) -> None:
-        """Run forward passes of the quantized model through the float block, back to the block's entry.
+        """Run forward passes of the quantized model through the float block. They then wait at the entry
+        again.
 
         The forward passes of the float model continue to the next block.
         """

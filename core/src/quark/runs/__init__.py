@@ -1,5 +1,5 @@
-"""The quantization pipeline: a source loads blocks, blocks are calibrated and rounded, and a sink takes
-them.
+"""The quantization pipeline: a source loads blocks, the blocks are calibrated and rounded, and a sink
+receives them.
 """
 
 from quark.runs.from_disk import quantize_checkpoint

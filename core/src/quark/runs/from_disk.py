@@ -88,8 +88,8 @@ def quantize_checkpoint(
     Args:
         source: Directory of a checkpoint in Hugging Face form. It is float, or quantized in a layout that an
             installed plugin can dequantize.
-        out: Directory for the result. It must not exist or must be empty, unless ``options.overwrite`` is
-            set. It gets its name only when it is complete.
+        out: Directory for the result. It must be empty or not exist, unless ``options.overwrite`` is set. The
+            result is written to a temporary directory, which gets the name ``out`` when it is complete.
         config: The quantization configuration.
         data: Calibration data (see `quark.calibration.batches.calls`), or a function that returns them. The
             function is called only if something needs data.
@@ -97,7 +97,7 @@ def quantize_checkpoint(
         dtype: Dtype of the float model: float32, bfloat16 or float16. With ``auto``, it is the checkpoint's
             dtype.
         exporter: Name of an exporter.
-        options: Options of the export. They include the options that only this exporter has.
+        options: Options of the export, including options that only this exporter has.
         weight_converters: Conversions from stored tensors to the model's tensors
             (``transformers.core_model_loading`` and `quark.models.hf.weight_converters`). If it is None, the
             converters of the template are used.
@@ -178,7 +178,7 @@ class CheckpointRun:
 
     Attributes:
         run: The run, with its data.
-        opened: A function that opens the checkpoint once more, as `opened_checkpoint` does.
+        opened: A function that opens the checkpoint once more, like `opened_checkpoint`.
         shards: The files of the checkpoint.
         tensors: The tensors of the checkpoint, assigned to the blocks of the plan.
         output: The output that the run writes to.
@@ -250,7 +250,7 @@ class CheckpointRun:
 
     @contextmanager
     def _opened_stream(self, started: StartedRun, directory: Path, *, is_resumed: bool) -> Iterator[BlockStream | None]:
-        """Yield the opened export, or None on a rank that neither writes its files nor reads finished
+        """Yield the opened export. Yield None if this rank does not write files and does not read finished
         blocks.
         """
         ranks = started.run.ranks
@@ -310,8 +310,9 @@ class CheckpointRun:
         return content.plan
 
     def complete(self, finished: FinishedRun, directory: Path, report: Report | None) -> None:
-        """Check the written checkpoint and add the files about the run. Afterwards, the checkpoint gets its
-        final name.
+        """Check the written checkpoint, and add the files that describe the run.
+
+        Afterwards, the directory is complete and can get its final name.
 
         Every rank must call this method. The first rank writes the files.
         """

@@ -1,7 +1,7 @@
-"""Identity of a run: all facts that the result of the run depends on, as JSON values.
+"""RunIdentity: all facts that the result of a run depends on, as JSON values.
 
-A run can be resumed only with the same identity. The identity is also stored in the output, so that a
-repeated call recognizes a finished run.
+An interrupted run can be resumed only by a run with the same identity. The identity is also stored in the
+output, so that a repeated call recognizes a finished run.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class RunIdentity:
             the device, the dtype, and whether sums are deterministic.
         versions: The versions of torch and transformers, and of the distributions whose formats, observers,
             algorithms and exporter the run uses.
-        source: A digest of config.json, and for each file of the checkpoint its size and digests of its
-            header and of a sample of its bytes. If a model has been trained further, the sample differs.
+        source: A digest of config.json. For each file of the checkpoint, also the file's size, a digest of
+            its header, and a digest of a sample of its bytes. If a model has been trained further, the sample
+            differs.
         data: A digest of the calibration data.
     """
 
@@ -144,11 +145,12 @@ def _identity_of_source(shards: Sequence[Shard]) -> dict[str, Any]:
 
 
 def refuse_changed_source(ranks: Ranks, identity: RunIdentity, shards: Sequence[Shard]) -> None:
-    """Check at the end of a run that the files of its source have not changed, even if their times are the
-    same.
+    """Check at the end of a run that the files of its source have not changed.
 
-    Every rank must call this function. Each rank checks the files that it has read, which may be copies of
-    the first rank's files.
+    A change is found even if it has not changed the times of the file.
+
+    Every rank must call this function. Each rank checks the files that it has read. These files may be copies
+    of the files of the first rank.
 
     Raises:
         CheckpointError: A file has been changed, replaced or removed.
@@ -182,8 +184,8 @@ def _refuse_changed(identity: RunIdentity, shards: Sequence[Shard]) -> None:
 def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> bool:
     """Return whether the directory ``out`` is the finished output of a run with the identity ``identity``.
 
-    Return False if the directory does not exist or is empty, if another run has written it and it may be
-    overwritten, or if it was not written by a run from disk.
+    Return False if the directory does not exist or is empty, or if it was not written by a run from disk. If
+    another run has written it, return False if ``overwrite`` is True; otherwise, ResumeError is raised.
 
     Raises:
         ResumeError: The output belongs to another run. The message names the differences.
@@ -213,7 +215,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], form: str = "
 
     Args:
         before, now: The dictionaries.
-        form: Form of a line. It has a place for the name and for each of both values.
+        form: Format of a line. It has three places ``{}``: for the name, the value before, and the value now.
 
     >>> differences({"a": {"x": 1, "y": [1, 2]}}, {"a": {"x": 2, "y": [1, 2]}, "b": "new"})
     ['a.x was 1 and is 2', "b was not there and is 'new'"]
@@ -224,12 +226,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], form: str = "
 
 
 def listed(lines: Sequence[str]) -> str:
-    """Return a text for a message: the first of these lines, and the number of further lines."""
+    """Return a text for a message. It has the first few ``lines`` and the number of the remaining ones."""
     return "; ".join([*lines[:_LISTED], *([f"and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else [])])
 
 
 def refuse_different_ranks(ranks: Ranks, identity: RunIdentity, **more: str) -> None:
-    """Check, before work begins, that all processes of a run have the same identity.
+    """Check that all processes of a run have the same identity. Call it before the run does any work.
 
     Every rank must call this function.
 
@@ -270,7 +272,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 
 def _bytes_of(value: Any) -> Iterator[bytes]:
-    """Yield bytes that represent an argument of a model: different arguments give different bytes.
+    """Yield bytes that represent an argument of a model. Different arguments give different bytes.
 
     For an object that is neither a tensor nor a plain value, the bytes depend only on its class.
     """

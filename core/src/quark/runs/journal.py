@@ -1,5 +1,6 @@
-"""Journal of a run from disk: a file with the identity of the run and its finished blocks, from which the run
-can be resumed.
+"""Journal of a run from disk: a file with which an interrupted run can be resumed.
+
+The file has the identity of the run and one entry for each finished block.
 
 The journal has JSON lines and is beside the directory in which the export is built. The first line is a
 header with the identity of the run (`quark.runs.identity`). Each further line is the entry of a finished
@@ -46,16 +47,17 @@ class FinishedBlock:
 
 
 class Journal:
-    """The journal of one run. Entries can be added, one at a time, also from another thread.
+    """The journal of one run. Any thread can add entries, but only one entry at a time.
 
     Args:
         path: The file.
         header: The header, with the identity of the run.
         finished: The entries of the finished blocks.
-        end: Size of the valid part of the file. The rest is cut off when the next entry is added.
+        end: Size of the valid part of the file in bytes. All later bytes are removed when the next entry is
+            added.
 
     Attributes:
-        header, finished: The arguments with these names. Entries that are added later are not in
+        header, finished: The arguments ``header`` and ``finished``. Entries that are added later are not in
             ``finished``.
     """
 
@@ -70,11 +72,11 @@ class Journal:
         """Create the journal of a run that starts from the beginning.
 
         Args:
-            directory: Directory in which the export is built. Its files have been created. The journal is
-                written beside this directory.
+            directory: Directory in which the export is built. The files of the export have already been
+                created. The journal is written beside this directory.
             identity: Identity of the run.
-            two_passes: Memory mode of the run. It is stored because it depends on the free memory at the
-                start.
+            two_passes: Whether the run computes each block twice. This is stored because it depends on the
+                memory that was free at the start of the run.
         """
         files = sorted(path.name for path in directory.iterdir())
         header = {"format": FORMAT, "run": attrs.asdict(identity), "two_passes": two_passes, "files": files}
@@ -155,9 +157,7 @@ class Journal:
 
 
 def _are_entries(lines: Sequence[Any]) -> bool:
-    """Return whether the first line has the form of a header, and all other lines have the form of
-    entries.
-    """
+    """Return whether the first line is a valid header and all other lines are valid entries."""
     header, *entries = lines
     kinds = {"name": str, "checksums": dict, "report": dict, "learned": dict}
     return (
@@ -169,7 +169,9 @@ def _are_entries(lines: Sequence[Any]) -> bool:
 
 
 def _lines(data: bytes) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the lines before the first incomplete line, and the position of each line's end, in bytes."""
+    """Return the lines before the first incomplete line, and for each of these lines the byte position of its
+    end.
+    """
     lines: list[dict[str, Any]] = []
     ends: list[int] = []
     end = 0

@@ -1,5 +1,5 @@
-"""Functions that estimate the memory of activations, tell the free memory of a device, and return freed
-memory.
+"""Functions for memory. They estimate the memory that activations need, determine the free memory of a
+device, and return freed memory to the system.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def held_bytes(model: nn.Module, plan: QuantPlan, tokens: int, streams: int) -> 
 def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
     """Return an estimate of the bytes that paused forward passes need for attention logits and probabilities.
 
-    Both are assumed to be float32.
+    The logits and the probabilities are assumed to be float32.
 
     Args:
         model: The model. If its configuration does not state the number of heads, one head is assumed.
@@ -93,7 +93,7 @@ def free_bytes(device: torch.device) -> int | None:
 class FreedMemory:
     """Counts freed bytes, and returns memory to the system after each `LEAST_RETURNED` bytes.
 
-    Memory is not returned more often, because that takes time.
+    Returning memory takes time, so it is not returned after every small number of freed bytes.
     """
 
     def __init__(self) -> None:

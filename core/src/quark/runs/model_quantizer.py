@@ -49,7 +49,7 @@ class ModelQuantizer:
     Args:
         config: The quantization configuration. It is never changed.
         multi_device: An option of AMD Quark without effect here. If it is True, a warning says how to use
-            several devices. Each layer is quantized on the device that it is on.
+            several devices. Each layer is quantized on the device of its weight.
 
     Example:
         >>> from quark.config.templates import LLMTemplate
@@ -70,10 +70,10 @@ class ModelQuantizer:
             get_logger(__name__).warning(several_devices("multi_device"))
 
     def plan(self, model: nn.Module) -> Any:
-        """Return the `QuantPlan` of ``model``. Its tensors may be on the meta device.
+        """Return the `QuantPlan` of ``model``. The tensors of ``model`` may be on the meta device.
 
-        If the configuration has another mode than eager mode, that mode makes the plan. The method raises
-        ConfigError with all errors of the configuration.
+        If the configuration's quantization mode is not eager mode, the implementation of that mode makes the
+        plan. The method raises ConfigError with all errors of the configuration.
 
         Fused experts that are to be quantized are split into separate layers. The outputs of the model do not
         change.
@@ -108,7 +108,7 @@ class ModelQuantizer:
                 calibration data. The function gets a text that says what needs data. Data are read only if
                 something needs them, such as static activation scales.
 
-        Returns: The same object. Its layers are replaced, and it has the attributes ``quant_config``,
+        Returns: The argument ``model``. Its layers are replaced, and it has the attributes ``quant_config``,
         ``quark_plan`` and ``quark_quantized``.
 
         Raises:
@@ -180,17 +180,17 @@ class ModelQuantizer:
         If your settings need data, use `quark.runs.quantize_checkpoint`.
 
         Args:
-            pretrained_model_path: Directory of a checkpoint, float or quantized, as in
+            pretrained_model_path: Directory of a float or quantized checkpoint, like ``source`` of
                 `quark.runs.quantize_checkpoint`.
-            save_path: Directory for the result. It must not exist or must be empty.
+            save_path: Directory for the result. It must be empty or not exist.
             keep_excluded_layers_as_original_model_state: Whether excluded layers of a quantized checkpoint
                 stay quantized, even if the configuration's ``keep_prequantized_layers`` is False.
-            legacy_device_args: ``device`` as a positional argument.
+            legacy_device_args: The device, if it is given as a positional argument.
             weight_converters: As in `quark.runs.quantize_checkpoint`. If the model has fused experts,
                 converters that split fused experts are ignored: the experts are split when they are
                 quantized.
-            device: Torch device. If it is None, "cuda" is used, or the CPU if there is no CUDA device. If it
-                is a sequence of devices, the first one is used.
+            device: Torch device. If it is None, the default is "cuda" if there is a CUDA device, and
+                otherwise the CPU. If it is a sequence of devices, the first one is used.
             presharded_weights: An argument of AMD Quark that is not supported. It must be None.
             resume: As in `quark.runs.quantize_checkpoint`.
             restart: As in `quark.runs.quantize_checkpoint`.
@@ -222,7 +222,8 @@ class ModelQuantizer:
     def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:
         """Set ``requires_grad`` of all parameters to False.
 
-        AMD Quark rounds the weights in this step. Here, `quantize_model` has already rounded the weights.
+        In AMD Quark, this method rounds the weights. In this project, `quantize_model` has already rounded
+        them.
 
         Args:
             model: A quantized model. It is changed in place.
@@ -238,10 +239,11 @@ class ModelQuantizer:
 
 
 def _untie(model: nn.Module) -> None:
-    """Give a model whose head got its own weight a configuration that does not tie the head.
+    """Replace the model's configuration by a copy that does not tie the head to the embeddings.
 
-    Otherwise ``tie_weights()`` of transformers would replace the rounded weight of the head. The given
-    configuration does not change, because other models may use it.
+    This is done if the head has got a separate weight. Otherwise, ``tie_weights()`` of transformers would
+    replace the rounded weight of the head. The original configuration is not changed, because other models
+    may use it.
     """
     tied: Any = getattr(model, "config", None)
     if tied is None or not is_tied_apart(model):
@@ -275,8 +277,8 @@ def refuse_no_model(model: object) -> None:
     compiled code would continue to use the float layers.
 
     Raises:
-        ConfigError: The object is not a module, or it or a submodule is compiled, has a PEFT adapter, or
-            wraps a model for several devices.
+        ConfigError: The object is not a module. Or the module or one of its submodules is compiled, has a
+            PEFT adapter, or wraps a model for several devices.
     """
     if not isinstance(model, nn.Module):
         what = "None" if model is None else f"the string {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"

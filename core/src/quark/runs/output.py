@@ -1,4 +1,6 @@
-"""Output: the directory that a run from disk writes to, and the exporter and ranks that write to it."""
+"""Output: the directory that a run from disk writes to. It also has the exporter and the ranks that write
+files.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class Output:
         exporter: Name of the exporter.
         writer: The exporter.
         options: Options of the export.
-        leftover: What happens to finished blocks of an earlier run: they are resumed, they are discarded, or
-            the run is refused.
+        leftover: What happens if an earlier run has left finished blocks. The run continues after these
+            blocks, discards them, or is refused.
         ranks: The processes that write to the output. The first one creates the directory and renames it at
             the end.
         source: The float checkpoint. Some of its files may be copied to the output.
@@ -72,7 +74,7 @@ class Output:
         return cls(path, exporter, exporter_of(exporter, options), options, leftover, ranks, source)
 
     def is_finished(self, identity: RunIdentity) -> bool:
-        """Return whether the run with the identity ``identity`` shall be resumed but is already finished.
+        """Return whether the user wants to resume a run, but the run is already finished.
 
         The errors are those of `is_finished_run`.
         """
@@ -84,8 +86,9 @@ class Output:
         return self.ranks.broadcast(is_finished)
 
     def built(self) -> AbstractContextManager[Path]:
-        """Return a context manager that yields the directory that becomes the output. Only the first rank
-        uses it.
+        """Return a context manager that yields the directory that becomes the output.
+
+        Only the first rank uses the context manager.
         """
         return exporting(self.exporter, self.path, overwrite=self.options.overwrite, leftover=self.leftover, source=self.source)
 
@@ -108,7 +111,7 @@ class Output:
     def refuse_unstorable(self, model: nn.Module, plan: QuantPlan) -> None:
         """Raise UnsupportedError if the exporter's layout cannot store the quantized model.
 
-        The tensors of ``model`` are on the meta device.
+        The tensors of ``model`` must be on the meta device.
         """
         content = CheckpointContent(model, plan.config, plan)
         refuse_unstorable(self.exporter, self.writer, content, quantized_skeleton(model, plan), self.options)
@@ -120,8 +123,8 @@ class Output:
     def is_divided(self, run: Run) -> bool:
         """Return whether each block is quantized by only one of several ranks.
 
-        This is so if no calibration is needed: a calibration forward pass would have to run through all
-        blocks.
+        Return True only if no calibration is needed, because a calibration forward pass would have to run
+        through all blocks.
         """
         return self.ranks.size > 1 and not run.needs_data
 

@@ -60,8 +60,8 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
 
     Args:
         started: The run. Its model is changed in place. The tensors outside the blocks must have been loaded.
-            If there are calls, each rank runs its part of them. If not, each rank quantizes the blocks that
-            its sink wants.
+            If there are calibration calls, each rank runs some of them. If there are none, each rank
+            quantizes the blocks that its sink accepts.
         sink: Accepts the finished layers.
     """
     run, model, figures = started.run, started.model, started.figures
@@ -130,8 +130,8 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
         sink: Accepts the finished block.
         block: The block. Its weights are float. The weights of earlier blocks are rounded.
         rows: The plan rows of the layers to quantize in the block.
-        block_run: The calibration forward passes. They wait at the entry of this block, and afterwards at
-            that of the next block. None if no forward passes are needed.
+        block_run: The calibration forward passes. At the start, they wait at the entry of this block. At the
+            end, they wait at the entry of the next block. None if no forward passes are needed.
     """
     run, report, figures = started.run, CalibrationReport(), started.figures
     model, plan, phase = started.model, run.plan, figures.clock.phase
@@ -193,7 +193,7 @@ def pass_finished_block(
     Args:
         started, sink, rows: As in `quantize_block`.
         block: The block.
-        block_run: As in `quantize_block`. If there are no forward passes, the block is not even loaded.
+        block_run: As in `quantize_block`. If it is None, the block is not loaded.
         finished: The stored result of the block.
     """
     report = CalibrationReport.from_dict(finished.report)
@@ -258,7 +258,8 @@ def _rounded_without_statistics(
     """Round the layers of a block with a rounding that needs no statistics, and return their names.
 
     If there are forward passes, they run through the block first, so that ranges of activations are observed.
-    Round-to-nearest rounds no layer here: its layers are rounded when all scales are set.
+    If the rounding is round-to-nearest, this function rounds no layer. Such layers are rounded later, when
+    all scales are set.
     """
     if block_run is not None:
         with scales.watching(started.model):
@@ -277,8 +278,8 @@ def quantized_layers(started: StartedRun, rows: Iterable[PlanRow], *, is_read: b
     """Create the quantized layers of plan rows, and return them by full name.
 
     The layers are not in the model yet. Their weights are not rounded, and their branches are empty. A layer
-    that keeps its quantization gets its codes and scales from the source of the run. It does not get them if
-    ``is_read`` is True, because the whole finished block will be read then.
+    that keeps its quantization gets its codes and scales from the source of the run. If ``is_read`` is True,
+    it does not get them, because the finished block will be read from the output.
 
     Raises:
         CheckpointError: The codes of a layer do not give the values of its dequantized weight.
@@ -330,7 +331,7 @@ def finish_layers(
         started, sink: As in `quantize_block`.
         layers: The quantized layers of ``block`` by full name.
         scales: The activation scales of the layers.
-        block: The block that the layers are in, or None for the layers outside all blocks.
+        block: The block that has the layers. None if ``layers`` are outside all blocks.
         rounded: Names of the layers whose weights have been rounded.
         inputs: Samples of layers' inputs that plugins have taken, by layer name.
     """

@@ -52,7 +52,7 @@ class Run:
 
     A run goes through these states. The names between them are functions::
 
-        Run         plan and algorithms: `plan_run` makes it from a configuration
+        Run         has a plan and algorithms: `plan_run` makes it from a configuration
          │ with_data
         Run         also has data and a memory mode
          │ start_run
@@ -63,7 +63,7 @@ class Run:
     The model is not changed before the run is started. The other two classes are in `quark.runs.started_run`.
 
     Attributes:
-        plan: The plan of the model, or of a model with the same structure.
+        plan: The plan of the model. It may have been made from another model with the same structure.
         algorithms: Transforms, rounding and tunings of the run.
         data: Calibration calls of all ranks. Empty if nothing needs data.
         two_passes: Whether each block is computed twice, to save memory.
@@ -80,21 +80,22 @@ class Run:
 
     @property
     def needs_data(self) -> str:
-        """A text for messages that says what needs calibration data. Empty if nothing needs them."""
+        """A text for messages that says what needs calibration data. Empty if nothing does."""
         static = ["activations with static scales"] if self.plan.calibrated else []
         return " and ".join([*static, *(f"the algorithm '{name}'" for name in self.algorithms.in_need_of_data)])
 
     def chosen(self, rows: Iterable[PlanRow]) -> set[str]:
         """Return the full names of the layers in ``rows`` whose codes the rounding of the run chooses.
 
-        If that is round-to-nearest, these are all layers that do not have codes already.
+        If the rounding is round-to-nearest, these are all layers that do not have codes yet.
         """
         is_nearest = self.algorithms.rounding_name is None
         return {r.name for r in rows if (r.has_codes_to_choose if is_nearest else r.algorithm is not None)}
 
     @attributed("planning the run")
     def with_data(self, model: nn.Module, data: Data, device: torch.device, ranks: Ranks = ALONE, events: RunEvents = SILENT) -> Run:
-        """Read the data, choose the memory mode, log the plan, and return the run with data and mode.
+        """Read the data, choose the memory mode and log the plan. Return the run with the data and the memory
+        mode.
 
         Args:
             model: The model of the plan. It is not changed, and its tensors may be on the meta device.
@@ -143,21 +144,22 @@ class Run:
         self.events.tell(RunPlanned, **sizes, two_passes=self.two_passes)
 
     def for_data(self, model: nn.Module, data: Sequence[Call], device: torch.device) -> Run:
-        """Return the run with the memory mode that it would have for ``data``, but without these data.
+        """Return the run with the memory mode that suits ``data``. The returned run does not have the data
+        itself.
 
-        `with_data` chooses the mode again.
+        A later call of `with_data` chooses the mode again.
         """
         return self.in_memory_mode(True) if needs_two_passes(model, self.plan, self.algorithms, data, device) else self
 
     def in_memory_mode(self, two_passes: bool) -> Run:
-        """Return the run with the memory mode ``two_passes``, whatever memory is free now."""
+        """Return the run with the memory mode ``two_passes``. The memory that is free now does not matter."""
         notes = tuple(note for note in self.plan.notes if note != TWO_PASSES)
         plan = attrs.evolve(self.plan, notes=(*notes, TWO_PASSES) if two_passes else notes)
         return attrs.evolve(self, plan=plan, two_passes=two_passes)
 
     def as_validated(self, model: nn.Module, validations: Mapping[str, TransformValidation]) -> Run:
-        """Return the run without the transforms, and the parts of transforms, that ``validations`` do not
-        accept.
+        """Return the run without everything that ``validations`` do not accept: whole transforms or parts of
+        them.
         """
         left_out = [name for name, validation in validations.items() if not validation.is_accepted]
         parts = {name: v.settings for name, v in validations.items() if v.is_accepted and v.settings is not None}
@@ -172,9 +174,10 @@ class Run:
         return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks, events=self.events)
 
     def without_idle(self, names: Sequence[str]) -> QuantPlan:
-        """Return the plan without transforms that have changed no block, and log a warning for each.
+        """Return the plan without the transforms ``names``, which have changed no block. Log a warning for
+        each.
 
-        A transform that also rounds stays in the plan. ``names`` has the names of the transforms.
+        A transform that is also the rounding stays in the plan.
         """
         plan = self.plan
         for name in names:
@@ -273,7 +276,9 @@ def _notes(algorithms: Algorithms, plan: QuantPlan) -> list[str]:
 
 
 def _with_rounding(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> QuantPlan:
-    """Return the plan, with layers of ``blocks`` assigned to the rounding algorithm.
+    """Return a plan with the name of the rounding algorithm in the rows of the layers that it rounds.
+
+    Only layers in ``blocks`` are rounded by this algorithm.
 
     Raises:
         ConfigError: The rounding applies to no layer of the model.
@@ -298,7 +303,7 @@ def _with_rounding(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[s
 
 
 def with_algorithm(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> tuple[PlanRow, ...]:
-    """Return the rows of a plan. Each row has the name of the algorithm that chooses the layer's codes.
+    """Return the rows of a plan. Each row gets the name of the algorithm that chooses the layer's codes.
 
     Only layers in ``blocks`` get a name. A run uses this name when it rounds the layer.
     """
@@ -307,7 +312,7 @@ def with_algorithm(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[s
 
 
 def _is_named_by(rounding: Rounding, row: PlanRow, blocks: Collection[str]) -> bool:
-    """Return whether the rounding applies to a layer by its name, whatever the type of the layer."""
+    """Return whether the rounding applies to layers with this name. The type of the layer is not checked."""
     block = _block_of(row, blocks) if row.has_quantized_weight and not row.is_kept else None
     return block is not None and rounding.applies_to(row.name.removeprefix(f"{block}."))
 
@@ -331,7 +336,7 @@ def _note(name: str) -> str:
 
 
 def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tuple[QuantPlan, Algorithms]:
-    """Resolve the settings of the transforms for this model, and return the plan and algorithms that use
+    """Resolve the settings of the transforms for this model. Return the plan and the algorithms that use
     them.
     """
     for name, transform in algorithms.transforms.items():

@@ -1,5 +1,5 @@
-"""RunFigures: collects the time, bytes and errors of each block, for the report and the listeners of a
-run.
+"""RunFigures: collects the time, bytes and errors of each block. The report of the run and its listeners get
+them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RunFigures:
     def expect(self, blocks: Sequence[Block], outcomes: Sequence[str]) -> None:
         """Tell listeners the sizes of all blocks, so that they can estimate the remaining time.
 
-        ``outcomes`` are as in `quark.plugins.BlockFinished`.
+        The values of ``outcomes`` are those of `quark.plugins.BlockFinished`.
         """
         is_heard = self.events.is_heard
         self.events.expect([size_of(b) if is_heard and outcome == "done" else 0 for b, outcome in zip(blocks, outcomes, strict=True)])
@@ -76,13 +76,13 @@ class RunFigures:
     def compared(
         self, block_run: BlockRun | None, block: Block, rows: Sequence[PlanRow], transforms: Sequence[StartedTransform]
     ) -> Iterator[None]:
-        """Run the forward passes of `ModelError` through a float block. The body of the ``with`` statement
-        must apply the transforms.
+        """Run the forward passes of `ModelError` through a float block.
 
-        Usually, the forward passes run before the body. Transforms that use data are then a part of the
-        quantization that is compared with round-to-nearest. If there is a transform without data, such as a
-        rotation, the forward passes run after the body, because the transform may have changed the basis of
-        the block's input.
+        The body of the ``with`` statement must apply the transforms.
+
+        Usually, the forward passes run before the body. The comparison with round-to-nearest then covers the
+        transforms too. If there is a transform without data, such as a rotation, the forward passes run after
+        the body, because the transform may have changed the basis of the block's input.
         """
         is_before = all(transform.needs for transform in transforms)
         for is_now in (is_before, not is_before):
@@ -110,8 +110,8 @@ class RunFigures:
         self.report.seconds = dict(self.clock.seconds)
 
     def of_block(self, block: Block, names: Iterable[str], report: CalibrationReport) -> CalibrationReport:
-        """Return the ``report`` of one block, with the metrics that this object has for the block and its
-        layers.
+        """Return the ``report`` of one block. It includes the metrics that this object has for the block and
+        the layers.
         """
         own = set(names)
         return attrs.evolve(
@@ -122,7 +122,7 @@ class RunFigures:
         )
 
     def recall(self, report: CalibrationReport) -> None:
-        """Add the time of a block that an interrupted run has finished to the clock."""
+        """Add to the clock the time that an interrupted run has spent on a finished block."""
         for row in report.blocks.values():
             self.clock.add(row["seconds"])
 

@@ -49,7 +49,9 @@ class Algorithms:
 
     @property
     def needs(self) -> tuple[type[Statistic], ...]:
-        """The classes of the statistics that the rounding and the branching need of layers' inputs."""
+        """The classes of the statistics that the rounding and the branching need. They are statistics of
+        inputs.
+        """
         return tuple(dict.fromkeys((*self.rounding.needs, *(self.branching.branching.needs if self.branching is not None else ()))))
 
     @property
@@ -66,13 +68,13 @@ class Algorithms:
 
     @property
     def rounding_wants_float(self) -> bool:
-        """Whether the rounding or the branching compares layers' inputs with those in the float model."""
+        """Whether the rounding or the branching compares inputs of layers with those of the float model."""
         return any(kind.wants_float for kind in self.needs)
 
     @property
     def streams(self) -> int:
-        """The number of forward passes per calibration sample: 2 if an algorithm also needs those of the
-        float model.
+        """The number of forward passes per calibration sample. It is 2 if an algorithm needs a second forward
+        pass for the float model, and otherwise 1.
         """
         return 1 + (self.rounding_wants_float or any(t.wants_float for t in self.tunings.values()))
 
@@ -117,8 +119,8 @@ def algorithms_of(config: QConfig) -> Algorithms:
     Raises:
         UnsupportedError: A distribution registers the configuration of an algorithm but does not implement
             it.
-        ConfigError: An algorithm is named twice, there are two roundings or two transforms with the same
-            role, or no order of the algorithms is allowed.
+        ConfigError: An algorithm is named twice. Or there are two roundings, or two transforms with the same
+            role. Or no order of the algorithms is allowed.
     """
     names = [registered_name(settings) for settings in config.algo_config or []]
     for name in names:
@@ -149,8 +151,8 @@ def algorithms_of(config: QConfig) -> Algorithms:
 def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
     """Return the names of transforms, or of tunings, in an order that their records allow.
 
-    The attributes ``before`` and ``after`` of the records restrict the order. Otherwise, the order of the
-    settings is kept.
+    The attributes ``before`` and ``after`` of the records restrict the order. If they allow several orders,
+    the algorithms stay in the order of the settings.
 
     Args:
         records: Records of the algorithms, by the names in the settings.
@@ -209,7 +211,7 @@ def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
 
 
 def registered_name(settings: AlgoConfig) -> str:
-    """Return the registered name of the algorithm whose settings are given. The settings may have an alias.
+    """Return the registered name of the algorithm that ``settings`` belong to. They may name it by an alias.
 
     If the algorithm is not installed, return the name in the settings.
     """
@@ -292,7 +294,8 @@ def refuse_vectors(algorithms: Algorithms, rows: Iterable[PlanRow]) -> None:
         rows: The rows of the plan, each with the name of its rounding.
 
     Raises:
-        UnsupportedError: An algorithm would do that. The message names the algorithm, a layer and the format.
+        UnsupportedError: An algorithm chooses single elements in such a format. The message names the
+            algorithm, a layer and the format.
     """
     tuning = next(iter(algorithms.tunings), None)
     for row in rows:

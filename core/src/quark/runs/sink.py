@@ -1,4 +1,4 @@
-"""Sinks: classes that accept finished blocks. All replace layers in the model; some also write to an
+"""Sinks: classes that accept finished blocks. All sinks replace layers in the model. Some also write an
 export.
 """
 
@@ -40,7 +40,7 @@ class BlockSink(ABC):
 
     Attributes:
         needs_values: Whether weights must be rounded before they are accepted. If not, some weights may still
-            be float, and their scales allow to round them later
+            be float when they are accepted. They can be rounded later with their scales
             (`quark.models.layers.QuantizerModule.is_deferred`).
     """
 
@@ -48,18 +48,19 @@ class BlockSink(ABC):
 
     @abstractmethod
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
-        """Accept quantized layers, by full name."""
+        """Accept quantized layers. The keys of ``layers`` are their full names."""
 
     def finished(self, block: Block) -> BlockResult | None:
-        """Return the result of a block if an interrupted run has finished the block; otherwise None.
+        """Return the result of a block that an interrupted run has finished. Return None for any other block.
 
         The result of the first rank decides for all ranks: if it is not None, every rank reads the block.
         """
         return None
 
     def wants(self, block: Block) -> bool:
-        """Return whether this rank quantizes ``block``. It is called only if no calibration forward pass is
-        needed.
+        """Return whether this rank quantizes ``block``.
+
+        The method is called only if no calibration forward pass is needed.
         """
         return True
 
@@ -116,7 +117,7 @@ class ReadingSink(InPlaceSink):
 class CheckpointSink(ReadingSink):
     """Writes each block to an export when the block is finished.
 
-    The layers of the block are in the model by then, because exporters look for them there.
+    Before that, the layers of the block are put into the model, because exporters find them in the model.
 
     Args:
         model: The model that contains the layers.
@@ -128,8 +129,9 @@ class CheckpointSink(ReadingSink):
         self.needs_values = not stream.encodes
 
     def begin(self) -> None:
-        """Write the tensors that are already final before the first block, if the export accepts them so
-        early.
+        """Write the tensors that are already final before the first block.
+
+        Do nothing if the export does not accept tensors before the first block.
 
         Call this method on one rank only.
         """
@@ -181,7 +183,7 @@ class JournaledSink(CheckpointSink):
         return self._finished.get(block.name)
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
-        """Write the block to the export. When it is on the disk, an entry is added to the journal."""
+        """Write the block to the export. When the block is on the disk, add an entry to the journal."""
         self._stream.write(block)
         if block is not None:
             name = block.name
@@ -225,7 +227,7 @@ class IdleSink(InPlaceSink):
     """The sink of a rank that quantizes no blocks."""
 
     def wants(self, block: Block) -> bool:
-        """Return False: this rank quantizes no block."""
+        """Return False, because this rank quantizes no block."""
         return False
 
 

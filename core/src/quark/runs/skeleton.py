@@ -23,8 +23,7 @@ from quark.numbers import QParams, TensorQuantizer
 
 @torch.no_grad()
 def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
-    """Return a copy of ``model`` that is quantized as ``plan`` says. All scales have their final shapes and
-    dtypes.
+    """Return a quantized copy of ``model``. All scales have their final shapes and dtypes.
 
     Args:
         model: The float model, with its parameters on the meta device.

@@ -1,4 +1,6 @@
-"""Sources: classes that load the float tensors of a run, from memory or block by block from a checkpoint."""
+"""Sources: classes that provide the float tensors of a run. The tensors are in memory, or they are read from
+a checkpoint block by block.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ V = TypeVar("V")
 class ReadAhead(Generic[K, V]):
     """Reads at most one value ahead, in a thread.
 
-    The thread ends when it has read the value. If it raises an exception, `take` raises this exception.
+    The thread ends when it has read the value. If ``read`` raises an exception in the thread, `take` raises
+    it.
 
     Args:
         read: A function that reads the value for a key.
@@ -56,16 +59,14 @@ class ReadAhead(Generic[K, V]):
         self._ahead: tuple[K, Future[V]] | None = None
 
     def start(self, key: K) -> None:
-        """Begin to read the value for a key in a thread. A value that was read before but not taken is
-        dropped.
-        """
+        """Start to read the value for a key in a thread. An earlier value that was not taken is discarded."""
         self.stop()
         executor = ThreadPoolExecutor(1, thread_name_prefix="quark-read-ahead")
         self._ahead = key, executor.submit(self._read, key)
         executor.shutdown(wait=False)  # the thread ends when it has read the value
 
     def take(self, key: K) -> V:
-        """Return the value for a key. If the value was not read ahead, it is read now."""
+        """Return the value for a key. If no thread has read the value, it is read now."""
         if self._ahead is None or self._ahead[0] != key:
             self.stop()
             return self._read(key)
@@ -73,20 +74,24 @@ class ReadAhead(Generic[K, V]):
         return future.result()
 
     def stop(self) -> None:
-        """Wait until the thread has ended, and drop the value that it has read or its exception."""
+        """Wait until the thread has ended. Discard the value that it has read, or the exception that it has
+        raised.
+        """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and not ahead[1].cancel():
             ahead[1].exception()
 
 
 class RunSource(BlockSource, Protocol):
-    """A block source whose layers may be quantized. Such layers may keep their quantization in the run."""
+    """A block source whose layers may already be quantized. Such layers may keep their quantization in the
+    run.
+    """
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
         """Return the codes and scales of layers that keep their quantization, by name.
 
-        These are the layers with `quark.models.plan.plan_row.PlanRow.is_kept`. A run asks for each layer
-        once.
+        A layer keeps its quantization if `quark.models.plan.plan_row.PlanRow.is_kept` is True for it. A run
+        asks for each layer only once.
         """
 
 
@@ -101,10 +106,10 @@ class InMemorySource:
         self._coded = dict(coded)
 
     def load(self, block: Block | None) -> None:
-        """Do nothing: all tensors are in memory."""
+        """Do nothing, because all tensors are in memory."""
 
     def release(self, block: Block) -> None:
-        """Do nothing: all tensors stay in memory."""
+        """Do nothing, because all tensors stay in memory."""
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
         """Return codes and scales, as `RunSource.coded` does."""
@@ -114,9 +119,9 @@ class InMemorySource:
 def carried_by(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the tensors that a model's checkpoint has but the class of the model does not use.
 
-    The names are as in `StoredTensors.carried`. The class is named by the checkpoint's ``config.json``. So
-    the tensors of a part that was removed from ``model`` are not included. The result is empty if the model
-    was not loaded from safetensors files.
+    The names have the form of `StoredTensors.carried`. The class is the one that the checkpoint's
+    ``config.json`` names. That class uses the tensors of parts that were removed from ``model``, so these
+    tensors are not in the result. The result is empty if the model was not loaded from safetensors files.
     """
     directory = directory_of(getattr(model, "config", None))
     if directory is None or not any((directory / name).is_file() for name in (INDEX, SINGLE)):
@@ -135,7 +140,9 @@ def carried_by(model: nn.Module) -> tuple[str, ...]:
 
 
 def _class_of(directory: Path) -> nn.Module | None:
-    """Return the model of a checkpoint on the meta device, or None if it needs code from the checkpoint."""
+    """Return the model of a checkpoint, on the meta device. Return None if the model needs code from the
+    checkpoint.
+    """
     try:
         return meta_model(directory)
     except UnsupportedError:
@@ -148,8 +155,8 @@ class CheckpointSource:
 
     All other blocks are on the meta device.
 
-    If the whole model is one block, it is read at the start, because forward passes start before a block is
-    loaded.
+    If the whole model is one block, the model is read at the start, because forward passes start before the
+    first block is loaded.
 
     Args:
         model: The model that `quark.models.hf.skeleton.skeleton` has returned. No module has been replaced
@@ -158,7 +165,7 @@ class CheckpointSource:
         device: The device to which tensors are read.
 
     Attributes:
-        model, device: The arguments with these names.
+        model, device: The arguments ``model`` and ``device``.
         codes_of, carried: As in `quark.models.hf.stored_tensors.StoredTensors`.
     """
 
@@ -217,9 +224,9 @@ class CheckpointSource:
             self._recipes.setdefault(_common_block(users, names), []).append(recipe)
 
     def load(self, block: Block | None) -> None:
-        """Load the tensors of a block, or those outside all blocks if ``block`` is None.
+        """Load the tensors of a block. If ``block`` is None, load the tensors outside all blocks.
 
-        Then start to read the next block ahead.
+        Afterwards, start to read the next block in a thread.
 
         Raises:
             CheckpointError: A file cannot be read.
@@ -258,9 +265,7 @@ class CheckpointSource:
                     module._buffers[leaf] = _meta(buffer.shape, buffer.dtype)
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
-        """Return codes and scales, as `RunSource.coded` does. Raise CheckpointError if a file cannot be
-        read.
-        """
+        """Return codes and scales, like `RunSource.coded`. Raise CheckpointError if a file cannot be read."""
         return self._stored.read_codes(names, self.device)
 
     def close(self) -> None:
@@ -275,7 +280,9 @@ class CheckpointSource:
         return self._checked(self._recipes.get(name, ()))
 
     def _checked(self, recipes: Sequence[Recipe]) -> list[tuple[str, Tensor]]:
-        """Read the tensors of recipes, check them for NaN and Inf, and return pairs of name and tensor."""
+        """Read the tensors that ``recipes`` describe, check them for NaN and Inf, and return pairs of name
+        and tensor.
+        """
         tensors = list(self._stored.read(recipes, self._dtype_of, self.device))
         refuse_non_finite(dict(tensors), self._buffers, lambda names: self._blame(names, recipes))
         return tensors
@@ -303,13 +310,16 @@ class CheckpointSource:
         return free is not None and free >= LEAST_ROOM * sum(tensor.numel() * tensor.itemsize for tensor in targets)
 
     def _place(self, name: str, tensor: Tensor) -> Tensor:
-        """Set the tensor ``name`` in all modules that use it, such as modules with tied weights, and return
-        it.
+        """Set ``tensor`` in all modules that use the tensor ``name``, and return the tensor that was set.
+
+        Several modules use it if, for example, their weights are tied.
         """
         return put_tensor(self._owners[id(self._state[name])], tensor)
 
     def _untie(self) -> None:
-        """Untie the weights of modules whose tensors differ in the checkpoint, as transformers does."""
+        """Untie weights that the config ties but whose tensors differ in the checkpoint. transformers does
+        the same.
+        """
         state: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
         dtype_of = {name: tensor.dtype for name, tensor in state.items()}
         first_of: dict[int, Recipe] = {}
@@ -320,7 +330,7 @@ class CheckpointSource:
             (_, one), (name, other) = self._stored.read([first, recipe], dtype_of, torch.device("cpu"))
             if not torch.equal(one, other):
                 get_logger(__name__).warning(
-                    f"The config says that '{first.targets[0]}' and '{name}' are one tensor, but the checkpoint stores two different ones. "
+                    f"The config says that '{first.targets[0]}' and '{name}' are one tensor, but they differ in the checkpoint. "
                     "quark uses both tensors."
                 )
                 owner, _, leaf = name.rpartition(".")

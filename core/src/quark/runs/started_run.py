@@ -1,4 +1,4 @@
-"""StartedRun and FinishedRun: the states of a run after its start and after its end."""
+"""StartedRun and FinishedRun. They represent a run that has been started and a run that has ended."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class StartedRun:
         return self.figures.report
 
     def stream(self, exporter: Exporter, directory: Path, options: ExportOptions) -> AbstractContextManager[BlockStream]:
-        """Return a context manager that opens an export of the model to ``directory``."""
+        """Return a context manager that opens an export. The export writes the model to ``directory``."""
         content = CheckpointContent(self.model, self.plan.config, self.plan)
         return exporter.stream(content, quantized_skeleton(self.model, self.plan), directory, options)
 
@@ -161,11 +161,12 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
 
 
 def start_transforms(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> list[StartedTransform]:
-    """Start transforms. Each one changes the tensors outside the decoder blocks; these tensors must be in
-    memory.
+    """Start transforms. Each transform changes the tensors outside the decoder blocks.
+
+    These tensors must be in memory.
 
     Afterwards, the tensors outside the blocks have the names, shapes and dtypes of the finished model.
-    Exports need this for their layout.
+    Exports compute their layout from these names, shapes and dtypes.
     """
     started = algorithms.started_transforms(model, plan)
     for transform in started:
@@ -193,8 +194,9 @@ def finish_run(started: StartedRun, sink: BlockSink, report: CalibrationReport) 
 
 
 def _spilled(config: QConfig) -> SpilledInputs | None:
-    """Return the storage for block inputs that do not fit into memory, or None if the run has no such
-    storage.
+    """Return the storage for inputs of blocks that do not fit into memory.
+
+    Return None if the run keeps all inputs in memory.
     """
     if config.spill_directory is None:
         return None

@@ -6,5 +6,5 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Register the quantization methods with vLLM, which calls this in each of its processes."""
+    """Register the quantization methods with vLLM. vLLM calls this function in each of its processes."""
     import quark_vllm.quantization  # noqa: F401 - the import registers the methods

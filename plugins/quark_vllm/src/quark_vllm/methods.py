@@ -1,8 +1,8 @@
 """Quantization methods for vLLM that compute with quark's layers.
 
-vLLM creates a layer, loads its tensors and asks its method to process them. The layers here have empty
-parameters, which drop the tensors that vLLM loads. The method gets the weights from the `ServedModel`
-instead.
+vLLM creates a layer, loads its tensors and asks its method to process them. With the methods of this module,
+the layers have empty parameters, which ignore the tensors that vLLM loads. The methods get the weights from
+the `ServedModel`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STAND_INS = "quark_stand_ins"
 
 
 def _stand_in(layer: nn.Module, stored: Mapping[str, torch.dtype]) -> None:
-    """Give a layer empty parameters, which accept any tensor that vLLM loads and drop it.
+    """Give a layer empty parameters. They accept every tensor that vLLM loads, and ignore it.
 
     ``stored`` maps the name of a parameter to its dtype.
     """
@@ -58,7 +58,7 @@ class ServedLinear(LinearMethodBase):
 
     Args:
         served: The checkpoint.
-        parts: The checkpoint's layers that form the linear layer: name → layer.
+        parts: The checkpoint's layers that form the linear layer, as a dictionary from name to layer.
     """
 
     def __init__(self, served: ServedModel, parts: Mapping[str, nn.Module]) -> None:
@@ -91,7 +91,7 @@ class ServedLinear(LinearMethodBase):
         if is_row and layer.tp_size > 1 and any(getattr(part, "output_quantizer", None) is not None for part in layers):
             name = layer.prefix
             raise UnsupportedError(
-                f"the output of '{name}' is quantized, but no rank holds all of it: serve the model without tensor parallelism"
+                f"the output of '{name}' is quantized, but no rank has the whole output. Serve the model without tensor parallelism"
             )
         if layer.bias is not None:
             layer.bias.data = torch.cat([part.bias for part in layers]).data
@@ -125,8 +125,8 @@ class ServedLinear(LinearMethodBase):
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the output of the layer.
 
-        The result is vLLM's matrix product with the quantized input, or the outputs of the parts. The parts
-        add the bias themselves.
+        If all parts share one function of the input, vLLM computes a matrix product with the quantized input.
+        Otherwise, the outputs of the parts are computed, and the parts add the bias themselves.
         """
         if self._gathers:
             x = tensor_model_parallel_all_gather(x)
@@ -136,14 +136,17 @@ class ServedLinear(LinearMethodBase):
 
 
 def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list[nn.Module], list[slice]]:
-    """Return the checkpoint's layer, and its rows on this rank, for each part of a vLLM layer."""
+    """Return two lists with one element for each part of a vLLM layer.
+
+    The first list has the checkpoint's layers. The second list has the rows of each of them on this rank.
+    """
     widths = [_everything(part)[0].stop for part in parts]
     if len(parts) == len(sizes):
         rows = [rows_of_rank([w], [s], layer.tp_rank, layer.tp_size)[0] for w, s in zip(widths, sizes, strict=True)]
         return parts, rows
     if len(parts) > 1:
         counts = f"{len(parts)} layers in the checkpoint and {len(sizes)} in vLLM"
-        raise UnsupportedError(f"'{layer.prefix}' has {counts}, so its parts cannot be matched: exclude it from quantization")
+        raise UnsupportedError(f"'{layer.prefix}' has {counts}, so its parts cannot be matched. Exclude this layer from quantization")
     if isinstance(layer, QKVParallelLinear):
         keys = layer.total_num_kv_heads
         full = [layer.total_num_heads * layer.head_size, keys * layer.head_size, keys * layer.v_head_size]
@@ -153,7 +156,9 @@ def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list
 
 
 def _everything(layer: Any) -> tuple[slice, slice]:
-    """Return slices of all rows and of all columns of a layer's weight. The layer may be `Packed`."""
+    """Return a slice of all rows and a slice of all columns of a layer's weight. The layer may be
+    `Packed`.
+    """
     if isinstance(layer, PackedLayer):
         shape: Any = layer.weight_shape
     else:
@@ -167,8 +172,8 @@ class ServedEmbedding(QuantizeMethodBase):
 
     Args:
         served: The checkpoint.
-        is_embedding: Whether the layer looks up tokens. A model with tied embeddings also asks this layer for
-            logits; the checkpoint's output head computes them.
+        is_embedding: Whether the layer looks up tokens. If the embeddings are tied, vLLM asks the same layer
+            for logits. The checkpoint's output head then computes the logits.
     """
 
     def __init__(self, served: ServedModel, *, is_embedding: bool) -> None:
@@ -180,7 +185,9 @@ class ServedEmbedding(QuantizeMethodBase):
         _stand_in(layer, {k: dtype for k, dtype in self._served.stored.get(self._name, {}).items() if k != "bias"})
 
     def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:
-        """Return ``embed_tokens`` if the checkpoint ties its output head to its embedding, else ``layer``."""
+        """Return ``embed_tokens`` if the checkpoint ties the output head to the embedding. Otherwise, return
+        ``layer``.
+        """
         return embed_tokens if have_same_weight(self._served.head, self._served.embedding) else layer
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -257,10 +264,10 @@ class ServedExperts(FusedMoEMethodBase):
 
 
 class ServedAttention(BaseKVCacheMethod):
-    """Rotates and quantizes keys and values for vLLM's cache, like quark's attention.
+    """Rotates and quantizes keys and values before vLLM caches them, like quark's attention.
 
-    An FP8 cache of vLLM gets the scales of the checkpoint. Any other quantized cache is simulated: keys and
-    values are quantized and dequantized, and vLLM stores them in floating point.
+    If vLLM's cache is FP8, it gets the scales of the checkpoint. Any other quantized cache is simulated: keys
+    and values are quantized and dequantized, and vLLM stores them in floating point.
 
     Args:
         config: vLLM's configuration of the quantization.

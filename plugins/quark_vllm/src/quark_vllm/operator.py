@@ -1,6 +1,6 @@
 """The torch operator that runs quark's layers.
 
-A compiled model calls it instead of tracing a number format.
+A compiled model calls this operator, so torch.compile does not have to trace the code of a number format.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OPERATIONS: WeakValueDictionary[str, Operation] = WeakValueDictionary()
 def announce(name: str, operation: Operation) -> None:
     """Register an operation under a unique name, so that `call` can run it.
 
-    The operation stays registered as long as something else references it.
+    The operation stays registered as long as another object references it.
     """
     _OPERATIONS[name] = operation
 

@@ -1,4 +1,4 @@
-"""Functions that cut quantized layers into the rows and columns that one rank has."""
+"""Functions that select the rows and columns of a quantized layer that one rank has."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ __all__ = ["cut_layer", "cut_weight", "reads_whole_input", "rows_of_rank", "shar
 
 
 def rows_of_rank(widths: Sequence[int], sizes: Sequence[int], rank: int, ranks: int) -> list[slice]:
-    """Return the rows of a stacked weight that one rank has, as one slice for each part.
+    """Return the rows that one rank has of a stacked weight. There is one slice for each part of the weight.
 
     Args:
         widths: Number of rows of each part on all ranks together.
-        sizes: Number of rows of each part on one rank. If this is more than the rows divided by the ranks,
-            several ranks have the same rows, as for key-value heads.
+        sizes: Number of rows of each part on one rank. If this is more than the number of all rows divided by
+            the number of ranks, several ranks have the same rows. For example, this happens with key-value
+            heads.
         rank: Index of the rank.
         ranks: The number of ranks.
     """
@@ -35,15 +36,17 @@ def rows_of_rank(widths: Sequence[int], sizes: Sequence[int], rank: int, ranks: 
 
 
 def reads_whole_input(layer: nn.Module) -> bool:
-    """Return whether a layer needs its whole input, in order to rotate or quantize it, or for a branch."""
+    """Return whether a layer needs its whole input. It does if it rotates or quantizes the input or has a
+    branch.
+    """
     return bool(layer._forward_pre_hooks) or any(getattr(layer, name, None) is not None for name in ("input_quantizer", "branch"))
 
 
 def shared_input(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | None:
     """Return the function that all layers apply to their input before the matrix product.
 
-    It rotates, quantizes, and selects columns. Return None if the layers apply different functions, change
-    their outputs, or are not linear.
+    The function rotates and quantizes the input and selects columns. Return None if the layers apply
+    different functions or change their outputs, or if a layer is not linear.
     """
     first, *others = layers
     if not {type(layer) for layer in layers} <= {nn.Linear, QuantLinear}:
@@ -64,9 +67,9 @@ def shared_input(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | No
 
 
 def _of_input(layer: nn.Module) -> object:
-    """Return the object that quantizes a layer's input.
+    """Return an object that represents how a layer quantizes its input.
 
-    Layers with equal dynamic scales share this object.
+    Layers share one object if they quantize their inputs in the same way, with dynamic scales.
     """
     module: Any = getattr(layer, "input_quantizer", None)
     return module.quantizer if isinstance(module, QuantizerModule) and not module.is_static else module
@@ -76,7 +79,8 @@ def _of_input(layer: nn.Module) -> object:
 def cut_layer(layer: nn.Module, rows: slice, columns: slice, *, keeps_codes: bool, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Return a new layer with some rows and columns of the weight of ``layer``. ``layer`` does not change.
 
-    The new layer reads the whole input if `reads_whole_input`, otherwise only the channels of its columns.
+    The new layer reads the whole input if `reads_whole_input` returns True for ``layer``. Otherwise, it reads
+    only the channels of its columns.
 
     Args:
         layer: A linear layer or an embedding. It may be float, quantized, or `Packed`.
@@ -131,7 +135,7 @@ def _take_columns(layer: nn.Module, columns: slice) -> None:
 class _BranchPart(Branch):
     """The rows of a branch on one rank.
 
-    If ranks divide the columns of the weight, only the first rank adds it.
+    If the columns of the weight are divided among ranks, only the first rank adds the branch's output.
     """
 
     def __init__(self, branch: Branch, rows: slice, *, adds: bool) -> None:
@@ -158,7 +162,7 @@ class _Columns(nn.Module):
 
 @torch.no_grad()
 def cut_weight(weight: PackedWeight, rows: slice, columns: slice) -> PackedWeight | None:
-    """Return some rows and columns of a packed weight, as a packed weight.
+    """Return a packed weight that has only some rows and columns of ``weight``.
 
     Return None if the codes or scales cannot be cut at these rows and columns.
     """

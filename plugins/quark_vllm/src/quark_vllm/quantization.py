@@ -1,6 +1,6 @@
 """Quantization configurations for vLLM that serve checkpoints of quark.
 
-Their names are ``quark_simulate``, ``quark_packed`` and ``quark_mixed``.
+The names of the configurations are ``quark_simulate``, ``quark_packed`` and ``quark_mixed``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class QuarkSimulate(QuantizationConfig):
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None, **_: Any) -> Any:
-        """Return the name of this method if it serves the checkpoint, else None."""
+        """Return the name of this quantization method if it serves the checkpoint. Otherwise, return None."""
         if user_quant is None and hf_quant_cfg.get("quant_method") == "quark":
             support = _support_by_vllm(str(hf_config.name_or_path), None, _trusts_code(hf_config))
             chosen = None if support.loads else QuarkMixed if support.own_layers else QuarkSimulate
@@ -81,12 +81,12 @@ class QuarkSimulate(QuantizationConfig):
         return []
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
-        """Store which checkpoint to serve."""
+        """Store the name of the checkpoint that will be served."""
         self._hf_config = hf_config
         self._served = ServedModel(directory_of(model_name, revision), self.keeps_codes)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
-        """Store how vLLM renames modules."""
+        """Store the mapping with which vLLM renames modules."""
         self.served.renamed = lambda name: (hf_to_vllm_mapper.apply_list([name]) or [name])[0]
 
     @property
@@ -98,7 +98,7 @@ class QuarkSimulate(QuantizationConfig):
         return self._served
 
     def get_checkpoint_weight_mapper(self) -> WeightsMapper:
-        """Return a `WeightsMapper` that drops tensors that vLLM cannot store."""
+        """Return a `WeightsMapper` that removes the tensors that vLLM cannot store."""
         names = "|".join(map(re.escape, self.dropped()))
         return WeightsMapper(orig_to_new_regex={re.compile(f"^(?:{names})$"): None} if names else {})
 
@@ -133,10 +133,10 @@ class QuarkPacked(QuarkSimulate):
 
 @register_quantization_config("quark_mixed")
 class QuarkMixed(QuarkSimulate):
-    """Serves checkpoints with vLLM's kernels for the layers that have one, and simulates the other layers.
+    """Serves checkpoints in a mixed way. vLLM's kernels compute the layers that vLLM alone can load.
 
-    By default, vLLM uses this configuration for quark checkpoints of which vLLM alone can load only some
-    layers.
+    All other layers are simulated. By default, vLLM uses this configuration for a quark checkpoint if vLLM
+    alone can load some but not all of its layers.
     """
 
     name = "quark_mixed"
@@ -189,11 +189,12 @@ def _trusts_code(hf_config: Any) -> bool:
 def _support_by_vllm(model: str, revision: str | None, trust_remote_code: bool) -> RuntimeSupport:
     """Return how vLLM alone supports a checkpoint on this machine.
 
-    Report that vLLM loads the checkpoint if quark cannot tell: quark neither wrote nor can read it, or its
-    code is not allowed to run.
+    If quark has not written the checkpoint and cannot read it, the result says that vLLM loads the
+    checkpoint.
 
     Raises:
-        QuarkError: Quark wrote the checkpoint but cannot read it. It is damaged, or a plugin is missing.
+        QuarkError: Quark has written the checkpoint but cannot read it. The checkpoint is damaged, or a
+            plugin is missing.
     """
     runtime = f"vllm_{'rocm' if current_platform.is_rocm() else 'cuda' if current_platform.is_cuda() else 'cpu'}"
     directory = directory_of(model, revision)

@@ -1,4 +1,4 @@
-"""ServedModel: the layers of a checkpoint, from which the layers of a runtime are made.
+"""ServedModel: the layers of a checkpoint. The layers of a runtime, such as vLLM, are made from them.
 
 Quark's own reader reads every layout. Weights stay packed until the runtime needs a layer.
 This module imports no runtime.
@@ -30,7 +30,7 @@ __all__ = ["CachedStates", "ServedModel", "directory_of"]
 def directory_of(model: str, revision: str | None = None) -> Path:
     """Return the directory of a checkpoint.
 
-    If ``model`` is no directory, download it from the Hugging Face Hub.
+    If ``model`` is not a directory, it is the name of a model on the Hugging Face Hub, which is downloaded.
     """
     if not Path(model).is_dir():
         from huggingface_hub import snapshot_download
@@ -41,13 +41,14 @@ def directory_of(model: str, revision: str | None = None) -> Path:
 
 @attrs.define(eq=False)
 class ServedModel:
-    """The layers of a checkpoint. Methods accept and return the runtime's names of layers.
+    """The layers of a checkpoint. Its methods accept and return the names that the runtime gives to layers.
 
     Attributes:
         directory: Directory of the checkpoint.
         keeps_codes: Whether weights stay packed.
-        renamed: Function that converts transformers' name of a module to the runtime's name.
-        fused: Last part of the name of a fused layer → last parts of the names of the layers in it.
+        renamed: A function that converts the name of a module in transformers to its name in the runtime.
+        fused: A dictionary for fused layers. It maps the last part of a fused layer's name to the last parts
+            of the names of the layers that were fused.
         trust_remote_code: Whether code that comes with the checkpoint may run.
     """
 
@@ -76,7 +77,10 @@ class ServedModel:
 
     @cached_property
     def stored(self) -> dict[str, dict[str, torch.dtype]]:
-        """Name of a module → last part of a tensor's name → dtype of the stored tensor."""
+        """A dictionary from the name of a module to the dtypes of the module's stored tensors.
+
+        The dtypes are a dictionary too. The key is the last part of the tensor's name.
+        """
         owners: dict[str, dict[str, torch.dtype]] = {}
         for name, dtype in self._tensors.items():
             owner, _, leaf = name.rpartition(".")
@@ -85,11 +89,13 @@ class ServedModel:
 
     @cached_property
     def _tensors(self) -> dict[str, torch.dtype]:
-        """Name of a stored tensor in the checkpoint → dtype."""
+        """A dictionary from the name of a stored tensor in the checkpoint to the tensor's dtype."""
         return {name: DTYPES[dtype] for shard in check_shards(self.directory) for name, (dtype, _) in shard.tensors.items()}
 
     def parts(self, name: str) -> dict[str, nn.Module]:
-        """Return the checkpoint's layers that form the runtime's layer ``name``, as name → layer, in order.
+        """Return the checkpoint's layers that form the runtime's layer ``name``.
+
+        The result is a dictionary from name to layer, in the order in which the layers are stacked.
 
         The result is empty if all of these layers are float, or if the checkpoint has no such layer.
         """
@@ -100,7 +106,7 @@ class ServedModel:
         return layers if changed else {}
 
     def experts(self, name: str) -> nn.Module | None:
-        """Return a mixture-of-experts layer, or None if all layers in it are float."""
+        """Return the mixture-of-experts layer ``name``, or None if all of its layers are float."""
         mixture = self._modules.get(name)
         return mixture if mixture is not None and any(isinstance(m, Packed) for m in mixture.modules()) else None
 
@@ -130,7 +136,7 @@ class ServedModel:
     def output_scales(self, layers: Container[str]) -> Iterator[str]:
         """Yield the names of the stored output scales of ``layers``.
 
-        All names are those in the checkpoint.
+        Both ``layers`` and the results are names in the checkpoint.
         """
         for name in self._tensors:
             layer, _, leaf = name.rpartition(".")
@@ -181,11 +187,12 @@ def _of_rank(quantizer: Any, rank: int, ranks: int) -> Any:
 
 @attrs.frozen(eq=False)
 class CachedStates:
-    """The functions that attention applies to queries, keys and values. Each is a callable or None.
+    """The functions that attention applies to queries, keys and values. A function may be None.
 
     Attributes:
         basis: Rotates the queries and keys of each head.
-        query, key, value: Quantize the queries, keys and values, ``[1, heads, tokens, d]``.
+        query, key, value: Quantize the queries, keys and values. These have the shape ``[1, heads, tokens,
+            d]``.
     """
 
     basis: Callable[[Tensor], Tensor] | None
@@ -194,7 +201,7 @@ class CachedStates:
     value: Any
 
     def of_rank(self, rank: int, ranks: int) -> CachedStates:
-        """Return the functions for the heads of one of several ranks.
+        """Return the functions for the heads that one of several ranks has.
 
         Ranks divide the heads of keys and values. If there are fewer heads than ranks, several ranks have the
         same head.
@@ -202,13 +209,13 @@ class CachedStates:
         return attrs.evolve(self, key=_of_rank(self.key, rank, ranks), value=_of_rank(self.value, rank, ranks))
 
     def rounded_by(self, dtype: str) -> bool:
-        """Return whether vLLM's cache rounds keys and values as these functions do.
+        """Return whether vLLM's cache rounds keys and values in the same way as these functions.
 
         Args:
             dtype: vLLM's ``--kv-cache-dtype``.
 
         Raises:
-            UnsupportedError: The cache rounds them in another way, so they would be rounded twice.
+            UnsupportedError: The cache rounds keys and values in another way, so they would be rounded twice.
         """
         quantizers = [function.quantizer for function in (self.key, self.value) if function is not None]
         if not quantizers or not dtype.startswith(_ROUNDED):
@@ -223,7 +230,7 @@ class CachedStates:
         return True
 
     def changed(self, x: Tensor, heads: int, state: str) -> Tensor:
-        """Return the queries, keys or values ``x`` after the functions were applied, in the same shape.
+        """Apply the functions to the queries, keys or values ``x``, and return the result in the same shape.
 
         The shape is ``[tokens, heads · d]`` or ``[tokens, heads, d]``. ``state`` is "query", "key" or
         "value".

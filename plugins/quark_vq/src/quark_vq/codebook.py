@@ -24,7 +24,7 @@ _LARGEST_ENTRY = float(torch.finfo(torch.float16).max)
 class CodebookPacking(Packing):
     """Packs eight codes of ``bits`` bits into ``bits`` bytes.
 
-    Scales are bfloat16, and the codebook is float16.
+    Scales are stored as bfloat16, and the codebook is stored as float16.
     """
 
     bits: int
@@ -56,8 +56,8 @@ class CodebookPacking(Packing):
 class Codebook(NumberFormat):
     """A format in which ``vector`` neighbouring elements are replaced by the nearest entry of a codebook.
 
-    A codebook is learned for each weight. The observer finds the scale, such as the root mean square of a
-    channel. Entries are in units of the scale.
+    A codebook is learned for each weight. The observer computes the scale, for example as the root mean
+    square of a channel. The entries are multiplied by the scale to get elements.
 
     Attributes:
         name: Registered name.
@@ -78,7 +78,7 @@ class Codebook(NumberFormat):
         return (1 << self.bits * self.vector, self.vector)
 
     def max_magnitude(self, spec: QTensorConfig) -> float:
-        """Return 1, since a codebook is learned in units of the scale."""
+        """Return 1, because a codebook is learned from weights that are divided by their scales."""
         return 1.0
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
@@ -122,7 +122,7 @@ class LearnedCodebook(Codebook):
     """A `Codebook` whose entries are learned.
 
     Attributes:
-        entries: The entries, float32 ``[entries, vector]``.
+        entries: The entries, as a float32 tensor ``[number of entries, vector]``.
     """
 
     entries: Tensor

@@ -1,4 +1,4 @@
-"""Learns the codebook of a weight by k-means on its vectors.
+"""Functions that learn the codebook of a weight by k-means on the vectors of the weight.
 
 The importance of each element weights its error. The only loop is over the iterations of k-means. Each
 iteration is a few operations on all vectors.
@@ -30,21 +30,26 @@ Channels that are always 0 have this importance.
 
 
 def nearest(vectors: Tensor, entries: Tensor) -> Tensor:
-    """Return the int64 index of the nearest of ``entries [K, d]`` for each of ``vectors [n, d]``."""
+    """Return the index of the nearest entry for each vector, as an int64 tensor ``[n]``.
+
+    The shape of ``vectors`` is ``[n, d]``. The shape of ``entries`` is ``[K, d]``.
+    """
     offset = entries.square().sum(1).mul_(-0.5)
     pieces = vectors.split(max(1, PIECE // len(entries)) if vectors.device.type == "cpu" else max(1, len(vectors)))
     return torch.cat([torch.addmm(offset, piece, entries.t()).argmax(1) for piece in pieces])
 
 
 def learned(vectors: Tensor, importance: Tensor, count: int) -> Tensor:
-    """Return a codebook with ``count`` entries for ``vectors``, float32 ``[count, d]``. One entry is 0.
+    """Return a codebook with ``count`` entries for ``vectors``, as a float32 tensor ``[count, d]``.
+
+    One entry is 0.
 
     The same arguments give the same entries. An element is ignored if its value or its importance is not
     finite.
 
     Args:
-        vectors: float32 ``[n, d]``.
-        importance: Factor of the squared error of each element, ``[n, d]``, at least 0.
+        vectors: The n vectors of a weight, as a float32 tensor ``[n, d]``.
+        importance: A tensor ``[n, d]`` with a factor, at least 0, for the squared error of each element.
         count: Number of entries.
     """
     chosen = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(0))[:SAMPLE].to(vectors.device)

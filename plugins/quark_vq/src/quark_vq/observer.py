@@ -1,4 +1,6 @@
-"""RMSObserver: uses the root mean square of the values that share a scale as a symmetric range."""
+"""RMSObserver: computes a symmetric range. Its limit is the root mean square of the values that share a
+scale.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ __all__ = ["RMSObserver"]
 
 
 class RMSObserver(Observer):
-    """Uses the root mean square as the range.
+    """Computes a symmetric range whose limit is the root mean square of the observed values.
 
-    Outliers may be outside the range: a codebook has entries for them.
+    Outliers may be outside the range, because a codebook has entries for them.
     """
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
@@ -38,7 +40,7 @@ class RMSObserver(Observer):
 
     def range(self) -> tuple[Tensor, Tensor]:
         if self._sum is None:
-            raise CalibrationError("an RMSObserver has seen no values: quantize the model with calibration data")
+            raise CalibrationError("an RMSObserver has observed no values. Quantize the model with calibration data")
         root = (self._sum / self._count).sqrt().to(torch.float32)
         return -root, root
 

@@ -1,4 +1,7 @@
-"""The plugin of quark-vq: records of two number formats, an observer and schemes. It imports no torch."""
+"""The plugin of quark-vq. It has the records of two number formats, an observer and four schemes.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def quark_register_formats() -> Iterator[FormatRecord]:
 
 @hookimpl
 def quark_register_observers() -> Iterator[ObserverRecord]:
-    """Yield the record of the observer that finds the scales."""
+    """Yield the record of the observer that computes the scales."""
     yield ObserverRecord(
         name="rms", class_name="RMSObserver", observer="quark_vq.observer:RMSObserver", summary="the root of the mean square, both ways"
     )

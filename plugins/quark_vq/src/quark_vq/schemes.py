@@ -1,4 +1,6 @@
-"""Schemes that quantize only weights, with a scale for each output channel or for each group of columns."""
+"""Schemes that quantize only weights. There is one scale for each output channel, or for each group of
+columns.
+"""
 
 from __future__ import annotations
 
