@@ -309,7 +309,7 @@ class ActivationScales:
         return attrs.evolve(self._items[key], observer=merged)
 
     def _give_common(self, keys: Iterable[Key], members: Sequence[Observation]) -> None:
-        """Set the scales of ``keys`` from the merged observed range of all members."""
+        """Merge the observed ranges of all members, and set the scales of ``keys`` from the merged range."""
         for key in keys:
             self._give(key, self._merged(key, (member.observer for member in members)).qparams())
 
@@ -330,7 +330,9 @@ class ActivationScales:
             self._give(key, QParams(scale.clone(), qparams.zero_point))
 
     def _hook(self, owner: str, slot: str) -> Any:
-        """Return a hook for a layer. As a pre-hook it observes the layer's input, as a forward hook the
+        """Return a hook for a layer.
+
+        If it is registered as a pre-hook, it observes the layer's input. As a forward hook, it observes the
         output.
         """
 

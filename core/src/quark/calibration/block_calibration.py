@@ -123,8 +123,9 @@ class BlockCalibration(ABC):
         """Run every forward pass through the block, and round the block's weights meanwhile."""
 
     def add_to(self, report: CalibrationReport) -> None:
-        """Add metrics of the rounding and the tuning to ``report``, and the names of layers that no token has
-        reached.
+        """Add metrics of the rounding and the tuning to ``report``.
+
+        Also add the names of the layers that no token has reached.
         """
         report.layers |= self.metrics
         report.tuned |= {} if self._tuning is None else self._tuning.metrics

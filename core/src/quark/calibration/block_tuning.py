@@ -161,8 +161,9 @@ class BlockTuning:
 
     @contextmanager
     def _substituted(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Replace parameters by tensors in the body of the ``with`` statement, as in
-        `RoundedBlock.substituted`.
+        """Replace parameters by ``tensors`` while the body of the ``with`` statement runs.
+
+        This implements `RoundedBlock.substituted`.
         """
         places = []
         for name, tensor in tensors.items():

@@ -350,8 +350,8 @@ class BlockRun:
         """Let all forward passes into the block.
 
         Args:
-            stand_in: Called instead of the block's ``forward`` method, with that method and its arguments. If
-                it is None, the method itself is called.
+            stand_in: A function that is called instead of the block's ``forward`` method. It gets that method
+                and the arguments of the call. If it is None, the method is called.
         """
         self._expect("entry", "let in")
         self._has_entered, self._stand_in = True, stand_in

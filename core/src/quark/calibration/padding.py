@@ -9,10 +9,10 @@ The rules:
 
 - The mask decides which positions are padding, never the token id. Without a mask, the model attends to pad
   tokens, too.
-- A stream is the main input, or all tensors whose names have one prefix. Each mask applies to its own stream:
-  ``attention_mask`` to the main input, ``decoder_attention_mask`` to the tensors called ``decoder_…``, and so
-  on. So in cross-attention, the decoder's mask applies to queries. The encoder's mask applies to keys and
-  values.
+- A stream is the main input, or the set of all tensors whose names have the same prefix. Each mask applies to
+  its own stream: ``attention_mask`` to the main input, ``decoder_attention_mask`` to the tensors called
+  ``decoder_…``, and so on. So in cross-attention, the decoder's mask applies to queries. The encoder's mask
+  applies to keys and values.
 - In an encoder-decoder model that creates the decoder's input from ``labels``, the label -100 is padding.
 - In a mask ``[batch, heads, queries, keys]``, a position is not padding if it attends to itself. But it is
   padding if it attends only to itself and no other position attends to it.
@@ -127,7 +127,7 @@ class _Sequence:
 
     Attributes:
         main: The tensor whose first axis is the batch.
-        number: Number of the sequence's row in the batch.
+        number: Index of the sequence's row in the batch.
         counts: A dictionary from the prefix of a stream to a mask ``[tokens]`` of the positions that are not
             padding. The mask is None if nothing is removed from the stream.
         has_decoder: As in `without_padding`.

@@ -105,7 +105,8 @@ def quantize_checkpoint(
         resume: Whether to continue after the finished blocks of an earlier run with the same ``out``. If
             there are no such blocks, the run starts from the beginning.
         restart: Whether to discard the finished blocks of an earlier run with the same ``out``.
-        report: Writes the report of the finished run beside the weights. If it is None, no report is written.
+        report: A function that writes the report of the finished run beside the weights. If it is None, no
+            report is written.
         ranks: The processes that share the run and its files
             (`quark_workbench.process_group.ranks_of_environment`).
         build: Creates the model without its weights. By default, the model has the class that config.json
@@ -158,7 +159,7 @@ def opened_checkpoint(
     trust_remote_code: bool = False,
     build: Build = skeleton,
 ) -> tuple[Sequence[Shard], CheckpointSource]:
-    """Open a checkpoint: return its files, and a `CheckpointSource` whose model is on the meta device.
+    """Open a checkpoint. Return its files and a `CheckpointSource`, whose model is on the meta device.
 
     Only the headers of the files are read.
 

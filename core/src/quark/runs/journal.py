@@ -134,7 +134,7 @@ class Journal:
                 path.unlink()
 
     def cut(self, count: int) -> None:
-        """Drop all entries except those of the first ``count`` finished blocks."""
+        """Remove all entries except the entries of the first ``count`` finished blocks."""
         self.finished = self.finished[:count]
         _, ends = _lines(self._path.read_bytes())
         self._end = ends[count]

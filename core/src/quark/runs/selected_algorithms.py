@@ -311,7 +311,9 @@ def refuse_vectors(algorithms: Algorithms, rows: Iterable[PlanRow]) -> None:
 
 
 def _kind(weight: QTensorConfig | Sequence[QTensorConfig] | None) -> Kind:
-    """Return a key for the scheme of a weight. It is equal for all weights with the same scheme."""
+    """Return a key for the scheme of a weight. The keys of two weights are equal if their schemes are
+    equal.
+    """
     if weight is None:
         return ()
     return tuple((level.dtype, level.qscheme, level.symmetric, level.scale_format, level.is_scale_quant) for level in levels(weight))

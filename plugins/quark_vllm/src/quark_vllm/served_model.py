@@ -66,7 +66,7 @@ class ServedModel:
             hook(content.model, ())  # the hooks of rotations read the loaded matrices
         if content.config.softmax_quant_spec is not None:
             raise UnsupportedError(
-                f"'{self.directory}' quantizes attention probabilities, which fused kernels never store: quantize it without "
+                f"'{self.directory}' quantizes attention probabilities, which fused kernels never store. Quantize the model without "
                 f"attention_scheme"
             )
         return content.model
