@@ -180,7 +180,7 @@ class BlockTransforms:
         return hook
 
     def _dense_mlp(self) -> str | None:
-        """Return the name of the block's dense MLP: the module that has its projections and no other layers.
+        """Return the name of the module that has all projections of a dense MLP and no other layers.
 
         Return None if the block has no such module.
         """
@@ -216,7 +216,9 @@ class BlockTransforms:
         return hook
 
     def _is_of_statistics_alone(self, forward: Forward) -> bool:
-        """Return whether a forward pass is used only for statistics, and its output is not compared."""
+        """Return whether a forward pass is used only for statistics. The output of such a pass is not
+        compared.
+        """
         return bool(self._for_validation) and forward.call.held_out is None
 
     def _is_done(self, forward: Forward) -> bool:

@@ -92,8 +92,8 @@ class Collector:
         Args:
             x: The float input.
             quantizer: Quantizer of the input, or None if the statistics use the float input.
-            reference: The layer's input or output in the float model. None if it is unknown. A reference
-                whose tokens are not those of ``x`` is ignored.
+            reference: The layer's input or output in the float model. None if it is unknown. A reference is
+                ignored if its tokens are not the tokens of ``x``.
             forward: The forward pass that has computed the input.
             position: As in `update`.
         """

@@ -95,8 +95,8 @@ class PausePoint:
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
         """Mark the layer as finished.
 
-        If a forward pass has not reached the layer yet, ``expected`` has the input of that pass on which the
-        rounding was based.
+        For each forward pass that has not reached the layer yet, ``expected`` has the input that the rounding
+        has assumed.
         """
         self.is_done = True
         self.arrived = {}

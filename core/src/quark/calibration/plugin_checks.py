@@ -3,7 +3,8 @@
 The conformance suite (quark-devkit) finds algorithms that break the rules of an interface. This module finds
 errors that depend on the model and its data, which no test suite can find. It checks that weights and
 parameters are finite, that weights are on their quantization grids and have scales, and that metrics can be
-written. If a transform reports that it has not changed a block, it also checks this.
+written. If a transform reports that it has not changed a block, the module checks that the block is
+unchanged.
 
 If the algorithm comes from another project, each weight is encoded completely, and the layer stores the codes
 for the export. If it comes from this project, only a sample of rows is encoded

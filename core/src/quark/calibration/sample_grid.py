@@ -5,10 +5,10 @@ Sums: adds up the statistics of a layer's input over calls and ranks.
 The calls of a run are divided into at most `CELLS` cells. The cells do not depend on the number of ranks. A
 cell has consecutive calls, and each rank runs consecutive cells. In a deterministic run, the cells are the
 leaves of a binary tree, and statistics are merged along this tree. So the order of additions is the same for
-any number of ranks, and the sum has the same bits. Each rank finds the largest subtrees whose cells it has
-run without exception, and sends the sums of these subtrees to the other ranks. If the number of ranks is a
-power of two, each rank has one such subtree. In runs that are not deterministic, each rank has one sum of its
-calls, and these sums are added in any order.
+any number of ranks, and the sum has the same bits. A subtree is complete on a rank if the rank has run all
+its cells. Each rank sends the sums of its largest complete subtrees to the other ranks. If the number of
+ranks is a power of two, each rank has one such subtree. In runs that are not deterministic, each rank has one
+sum of its calls, and these sums are added in any order.
 """
 
 from __future__ import annotations

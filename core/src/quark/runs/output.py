@@ -1,5 +1,5 @@
-"""Output: the directory that a run from disk writes to. It also has the exporter and the ranks that write
-files.
+"""Output: describes where and how a run from disk writes its result. It has a directory, an exporter and
+ranks.
 """
 
 from __future__ import annotations

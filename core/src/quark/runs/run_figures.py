@@ -1,5 +1,5 @@
-"""RunFigures: collects the time, bytes and errors of each block. The report of the run and its listeners get
-them.
+"""RunFigures: collects the time, bytes and errors of each block. They go into the report of the run and to
+the listeners.
 """
 
 from __future__ import annotations

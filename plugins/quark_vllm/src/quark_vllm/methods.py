@@ -125,8 +125,9 @@ class ServedLinear(LinearMethodBase):
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the output of the layer.
 
-        If all parts share one function of the input, vLLM computes a matrix product with the quantized input.
-        Otherwise, the outputs of the parts are computed, and the parts add the bias themselves.
+        If all parts rotate and quantize their input in the same way, vLLM multiplies the weight by the
+        quantized input. Otherwise, the outputs of the parts are computed, and the parts add the bias
+        themselves.
         """
         if self._gathers:
             x = tensor_model_parallel_all_gather(x)

@@ -30,7 +30,7 @@ __all__ = ["CachedStates", "ServedModel", "directory_of"]
 def directory_of(model: str, revision: str | None = None) -> Path:
     """Return the directory of a checkpoint.
 
-    If ``model`` is not a directory, it is the name of a model on the Hugging Face Hub, which is downloaded.
+    If ``model`` is not a directory, the model with this name is downloaded from the Hugging Face Hub.
     """
     if not Path(model).is_dir():
         from huggingface_hub import snapshot_download
