@@ -197,8 +197,8 @@ class BlockTransforms:
     def _thin(self, mlp: str) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
         """Return a hook that drops all tokens of an MLP's input except those that statistics use.
 
-        This is correct because an MLP computes each token separately. The hook does nothing unless the
-        forward pass is going to end inside the MLP, after the last layer.
+        This is correct because an MLP computes each token separately. The hook acts only on a forward pass
+        that will end inside the MLP, after the last layer of the MLP.
         """
 
         def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -31,11 +31,11 @@ class _Conductor(greenlet):
 def conducts_forwards(function: Callable[P, R]) -> Callable[P, R]:
     """Return a version of a function that may create, start and resume forward passes.
 
-    When torch's C++ code raises an error, it walks down the whole stack of the thread. A greenlet owns only
-    the upper part of that stack; the lower part has the frames of the code that started the greenlet. If
-    these frames have ended when the greenlet is resumed, the walk reads overwritten memory, and the process
-    crashes with a segmentation fault. So all forward passes are started and resumed by a single call in one
-    frame, and this frame lasts as long as the function.
+    When torch's C++ code raises an error, the error handling reads the whole stack of the thread. A greenlet
+    owns only the upper part of that stack; the lower part has the frames of the code that started the
+    greenlet. If these frames have ended when the greenlet is resumed, the error handling reads overwritten
+    memory, and the process crashes with a segmentation fault. So all forward passes are started and resumed
+    by a single call in one frame, and this frame lasts as long as the function.
     """
 
     @wraps(function)
@@ -87,7 +87,7 @@ class Forward(greenlet):
     def go_on(self, *args: Any) -> None:
         """Start the forward pass with ``args``, or resume it. Return when it pauses or ends.
 
-        An error of the forward pass is raised here.
+        If the forward pass raises an error, this method raises the error.
         """
         assert self.parent is not None
         error = self.parent.switch(self, args)
@@ -164,7 +164,7 @@ def is_counted() -> bool:
 
 @contextmanager
 def counting(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, int]]:
-    """Count the tokens that reach each of these layers in the body of the ``with`` statement.
+    """Count the tokens that reach each layer in ``names`` while the body of the ``with`` statement runs.
 
     The yielded dictionary maps each layer name to a number of tokens. It is updated while the body runs.
     """

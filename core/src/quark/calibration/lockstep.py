@@ -55,8 +55,8 @@ class LockStep:
         spilled: Storage for the tensors of forward passes that wait at a block. If it is None, the tensors
             stay in memory.
         ranks: The processes that share the calls.
-        probed: Arguments of additional float passes, which only `BlockRun.release` advances. They run on the
-            rank that runs the first call.
+        probed: Arguments of additional float passes. Only `BlockRun.release` advances these passes. They run
+            on the rank that runs the first call.
 
     Use the object as a context manager, inside a function that is decorated with
     `quark.calibration.forwards.conducts_forwards`. It registers hooks and removes them at the end.
@@ -252,7 +252,7 @@ class BlockRun:
 
     @property
     def stopped(self) -> dict[Forward, Any]:
-        """A dictionary from each forward pass that waits inside the block to the place that it gave to
+        """A dictionary from each forward pass that waits inside the block to the place that it has passed to
         `stop`.
         """
         return {forward: place for forward, place in self._steps.stopped.items() if place is not _ENTRY}

@@ -14,8 +14,8 @@ The rules:
   ``decoder_…``, and so on. So in cross-attention, the decoder's mask applies to queries. The encoder's mask
   applies to keys and values.
 - In an encoder-decoder model that creates the decoder's input from ``labels``, the label -100 is padding.
-- In a mask ``[batch, heads, queries, keys]``, a position is not padding if it attends to itself. But it is
-  padding if it attends only to itself and no other position attends to it.
+- In a mask ``[batch, heads, queries, keys]``, a position is padding if it does not attend to itself. It is
+  also padding if it attends only to itself and no other position attends to it.
 - A sequence that has only padding gives no call.
 """
 
@@ -71,8 +71,8 @@ def without_padding(args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str
         args: Positional arguments of the model; none of them is a mask.
         kwargs: Keyword arguments.
         batch: Name of the batch in error messages.
-        has_decoder: Whether the model creates the decoder's input from ``labels`` if the batch has no such
-            input.
+        has_decoder: Whether the model creates the decoder's input from ``labels`` if the batch has no input
+            for the decoder.
 
     Raises:
         CalibrationError: The padding cannot be removed, because an argument does not have one row per

@@ -1,4 +1,4 @@
-"""Checks of the results of plugin algorithms, made before the run continues.
+"""Checks of the results of plugin algorithms. A run makes these checks before it continues.
 
 The conformance suite (quark-devkit) finds algorithms that break the rules of an interface. This module finds
 errors that depend on the model and its data, which no test suite can find. It checks that weights and
@@ -120,8 +120,8 @@ class CheckedRounding:
 class CheckedTuning(Tuning):
     """A tuning whose results are checked.
 
-    The layers of a block are checked as after a rounding. In addition, the float parameters of the block must
-    be finite.
+    The layers of a block are checked in the same way as after a rounding. In addition, the float parameters
+    of the block must be finite.
 
     Args:
         tuning: The tuning whose results are checked.

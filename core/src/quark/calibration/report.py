@@ -40,8 +40,8 @@ class CalibrationReport:
         tuned: The metrics that tunings report, by full name of a layer or block and then by name of the
             tuning. The metrics of a block include ``error_before``, ``error_after`` and ``applied``, which
             tells whether the tuning was applied.
-        validated: The validation of each transform of the whole model, by name of the transform: the errors
-            before and after the transform, and whether it was applied.
+        validated: A dictionary from the name of each validated transform to the result of its validation. The
+            result has the errors before and after the transform, and tells whether the transform was applied.
         applied: Positions of the transforms that have changed any block, in the run's list of transforms.
         unreached: Layers that no token reached, although they should have been rounded with statistics. They
             are rounded to nearest.

@@ -29,8 +29,8 @@ def rounding_tasks(
     separate task. Each layer with a table of values is a separate task too.
 
     Args:
-        layers: Layers by full name. A layer without a weight quantizer, or one that already has codes, is
-            left out. If ``statistics`` are given, all layers have the same input.
+        layers: Layers by full name. A layer is left out if it has no weight quantizer or already has codes.
+            If ``statistics`` are given, all layers have the same input.
         siblings: Groups of name suffixes. Layers with the same parent and suffixes of one group share a scale
             if they have one scale per tensor.
         statistics: Statistics of the layers' input.

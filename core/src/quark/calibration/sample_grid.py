@@ -42,7 +42,7 @@ class SampleGrid:
 
     @property
     def own(self) -> slice:
-        """The numbers of the calls that this rank runs."""
+        """The indices of the calls that this rank runs."""
         if not self.ranks.is_deterministic:
             return self.ranks.part(self.calls)
         cells = self.own_cells
@@ -51,13 +51,13 @@ class SampleGrid:
 
     @property
     def own_cells(self) -> slice:
-        """The numbers of the cells that this rank runs in a deterministic run."""
+        """The indices of the cells that this rank runs in a deterministic run."""
         used = min(CELLS, self.calls)
         part = self.ranks.part(used)
         return slice(part.start, CELLS if part.stop == used else part.stop)
 
     def cell(self, call: int) -> int:
-        """Return the number of the cell that contains the call with the number ``call``."""
+        """Return the index of the cell that contains the call with the index ``call``."""
         return call * min(CELLS, self.calls) // max(self.calls, 1)
 
 

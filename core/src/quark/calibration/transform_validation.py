@@ -44,8 +44,8 @@ class BlockSource(Protocol):
     """
 
     def load(self, block: Block | None) -> None:
-        """Load the parameters and buffers of a block, or the tensors outside all blocks if ``block`` is
-        None.
+        """Load the parameters and buffers of a block. If ``block`` is None, load the tensors outside all
+        blocks.
         """
 
     def release(self, block: Block) -> None:

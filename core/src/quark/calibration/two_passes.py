@@ -4,8 +4,8 @@ This class is used if the memory is too small for the state of all forward passe
 All samples run through the block twice. In the first run, all weights of the block are float, and the inputs
 of layers and the activations with static scales are observed. In the second run, weights are rounded, and
 activations are quantized as in the finished model. Only the block's inputs are stored for every sample.
-Compared with `quark.calibration.block_rounding`, this computes each block twice, and the statistics of a
-layer do not contain the rounding errors of earlier layers of the same block.
+Compared with `quark.calibration.block_rounding`, this class has two disadvantages. It computes each block
+twice, and the statistics of a layer do not contain the rounding errors of earlier layers of the same block.
 """
 
 from __future__ import annotations

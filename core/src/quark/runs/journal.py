@@ -123,7 +123,7 @@ class Journal:
         )
 
     def remove_later_files(self, directory: Path) -> None:
-        """Remove the files of an export that were not there when the journal was created.
+        """Remove the files of an export that did not exist when the journal was created.
 
         Such files are written at the end of a run, and may be incomplete.
         """

@@ -48,8 +48,8 @@ class ModelQuantizer:
 
     Args:
         config: The quantization configuration. It is never changed.
-        multi_device: An option of AMD Quark without effect here. If it is True, a warning says how to use
-            several devices. Each layer is quantized on the device of its weight.
+        multi_device: An option of AMD Quark. It has no effect in this project. If it is True, a warning says
+            how to use several devices. Each layer is quantized on the device of its weight.
 
     Example:
         >>> from quark.config.templates import LLMTemplate
@@ -227,8 +227,8 @@ class ModelQuantizer:
 
         Args:
             model: A quantized model. It is changed in place.
-            quantize: An argument of AMD Quark without effect here.
-            runtime_options: An argument of AMD Quark without effect here.
+            quantize: An argument of AMD Quark. It has no effect in this project.
+            runtime_options: An argument of AMD Quark. It has no effect in this project.
 
         Raises:
             ConfigError: The model has not been quantized.

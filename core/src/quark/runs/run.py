@@ -193,7 +193,7 @@ class Run:
 
 @attributed("planning the run")
 def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxyType({}), carried: Sequence[str] | None = None) -> Run:
-    """Plan a run: return a `Run` with the plan and the algorithms for a model and a configuration.
+    """Plan a run. Return a `Run` with the plan and the algorithms for a model and a configuration.
 
     `Run.with_data` adds the data and the memory mode.
 

@@ -53,7 +53,8 @@ class BlockSink(ABC):
     def finished(self, block: Block) -> BlockResult | None:
         """Return the result of a block that an interrupted run has finished. Return None for any other block.
 
-        The result of the first rank decides for all ranks: if it is not None, every rank reads the block.
+        If the first rank returns a result, every rank reads the block. If it returns None, no rank reads the
+        block.
         """
         return None
 
@@ -67,7 +68,7 @@ class BlockSink(ABC):
     def read(self, block: Block) -> None:
         """Read the values of a block for which `finished` returns a result.
 
-        The layers of the block must have been accepted, with float weights.
+        The sink must have accepted the layers of the block before, with float weights.
         """
         return
 

@@ -161,7 +161,7 @@ class CheckpointSource:
     Args:
         model: The model that `quark.models.hf.skeleton.skeleton` has returned. No module has been replaced
             yet.
-        stored: The tensors of the checkpoint, for this model.
+        stored: The tensors of the checkpoint, assigned to the tensors of ``model``.
         device: The device to which tensors are read.
 
     Attributes:
@@ -192,7 +192,7 @@ class CheckpointSource:
     def load_all(self) -> None:
         """Read every tensor into the model, for a run that needs the whole model in memory.
 
-        Call `prepare` before.
+        Call `prepare` before this method.
 
         Raises:
             CheckpointError: A file cannot be read.
@@ -290,7 +290,7 @@ class CheckpointSource:
     def _blame(self, names: Sequence[str], recipes: Sequence[Recipe]) -> str:
         """Return a text for a message that says why tensors contain NaN or Inf.
 
-        The cause is the checkpoint, or the conversion to the dtype of the run.
+        The cause is either the checkpoint or the conversion to the dtype of the run.
         """
         wanted = [recipe for recipe in recipes if not set(names).isdisjoint(recipe.targets)]
         stored = dict(self._stored.read(wanted, dict.fromkeys(self._dtype_of, torch.float64), torch.device("cpu")))

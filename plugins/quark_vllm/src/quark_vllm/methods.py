@@ -1,8 +1,8 @@
 """Quantization methods for vLLM that compute with quark's layers.
 
-vLLM creates a layer, loads its tensors and asks its method to process them. With the methods of this module,
-the layers have empty parameters, which ignore the tensors that vLLM loads. The methods get the weights from
-the `ServedModel`.
+vLLM creates a layer, loads the tensors of the layer, and asks the method of the layer to process them. With
+the methods of this module, the layers have empty parameters, which ignore the tensors that vLLM loads. The
+methods get the weights from the `ServedModel`.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class Operation:
         function: The function. It returns a new tensor ``[…, width]``.
         width: Size of the last axis of the result.
         dtype: Dtype of the result.
-        adds_axis: Whether the result has one axis more than the input, as in a lookup. Otherwise, the last
-            axis of the input is replaced.
+        adds_axis: Whether the result has one axis more than the input, like the result of a lookup.
+            Otherwise, the result has as many axes as the input, and only the last axis has another size.
     """
 
     function: Callable[[Tensor], Tensor]

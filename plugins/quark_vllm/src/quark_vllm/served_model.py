@@ -1,7 +1,7 @@
 """ServedModel: the layers of a checkpoint. The layers of a runtime, such as vLLM, are made from them.
 
-Quark's own reader reads every layout. Weights stay packed until the runtime needs a layer.
-This module imports no runtime.
+Quark reads the checkpoint, so all layouts that quark can read can be served. Weights stay packed until the
+runtime needs a layer. This module does not import a runtime.
 """
 
 from __future__ import annotations

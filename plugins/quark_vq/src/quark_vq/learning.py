@@ -1,7 +1,7 @@
 """Functions that learn the codebook of a weight by k-means on the vectors of the weight.
 
-The importance of each element weights its error. The only loop is over the iterations of k-means. Each
-iteration is a few operations on all vectors.
+The error of each element is multiplied by the importance of the element. The only loop is over the iterations
+of k-means. Each iteration is a few operations on all vectors.
 """
 
 from __future__ import annotations

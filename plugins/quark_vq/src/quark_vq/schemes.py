@@ -17,22 +17,30 @@ With the root mean square as the scale, the few large weights of a group would b
 
 
 def vq2() -> QLayerConfig:
-    """Return a configuration of weights in 2-bit codebooks, with a scale for each output channel."""
+    """Return a configuration that quantizes weights with 2-bit codebooks and a scale for each output
+    channel.
+    """
     return _per_channel("vq2")
 
 
 def vq3() -> QLayerConfig:
-    """Return a configuration of weights in 3-bit codebooks, with a scale for each output channel."""
+    """Return a configuration that quantizes weights with 3-bit codebooks and a scale for each output
+    channel.
+    """
     return _per_channel("vq3")
 
 
 def vq2_g64() -> QLayerConfig:
-    """Return a configuration of weights in 2-bit codebooks, with a scale for each group of 64 columns."""
+    """Return a configuration that quantizes weights with 2-bit codebooks and a scale for each group of 64
+    columns.
+    """
     return _per_group("vq2")
 
 
 def vq3_g64() -> QLayerConfig:
-    """Return a configuration of weights in 3-bit codebooks, with a scale for each group of 64 columns."""
+    """Return a configuration that quantizes weights with 3-bit codebooks and a scale for each group of 64
+    columns.
+    """
     return _per_group("vq3")
 
 
