@@ -150,7 +150,7 @@ def _arguments(batch: Any, number: int) -> Iterator[tuple[tuple[Any, ...], dict[
     elif isinstance(batch, Sequence) and batch and all(isinstance(b, Tensor) for b in batch):
         yield tuple(batch), {}
     else:
-        raise CalibrationError(f"calibration batch {number} is a {type(batch).__name__}: a batch is {_KINDS}")
+        raise CalibrationError(f"calibration batch {number} is a {type(batch).__name__}, but a batch must be {_KINDS}")
 
 
 def ids_of(call: Call) -> Tensor | None:
