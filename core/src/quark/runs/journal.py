@@ -1,6 +1,5 @@
-"""Journal of a run from disk: a file with which an interrupted run can be resumed.
-
-The file has the identity of the run and one entry for each finished block.
+"""Journal of a run from disk: a file that lists the finished blocks, so that an interrupted run can be
+resumed.
 
 The journal has JSON lines and is beside the directory in which the export is built. The first line is a
 header with the identity of the run (`quark.runs.identity`). Each further line is the entry of a finished
