@@ -190,7 +190,7 @@ def _support_by_vllm(model: str, revision: str | None, trust_remote_code: bool) 
     """Return how vLLM alone supports a checkpoint on this machine.
 
     If quark has not written the checkpoint and cannot read it, the result says that vLLM loads the
-    checkpoint.
+    checkpoint. The result says the same if the checkpoint needs code that is not allowed to run.
 
     Raises:
         QuarkError: Quark has written the checkpoint but cannot read it. The checkpoint is damaged, or a
