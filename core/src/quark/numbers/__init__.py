@@ -1,4 +1,5 @@
-"""Number formats, packing, observers, tensor quantizers and weight grids: protocols and their engine."""
+"""Base classes of number formats, packing, observers, tensor quantizers and weight grids, and the code that
+computes with them."""
 
 from quark.numbers.column_rounder import ColumnRounder, GroupScales
 from quark.numbers.from_spec import canonicalize, format_of, level_quantizer, number_format, observer_class, packed_dtype, quantizer_for

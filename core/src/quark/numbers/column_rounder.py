@@ -20,16 +20,16 @@ from quark.numbers.number_format import NumberFormat
 
 @attrs.frozen(eq=False)
 class GroupScales:
-    """Scales of groups of input channels, for each of ``N`` rows (output channels).
+    """The scales of groups of input channels. Each of the ``N`` rows (output channels) has its own scales.
 
     Attributes:
-        scale: The float32 factors of the codes, multiplied by outer scales. The shape is ``[groups, N]``, or
-            ``[K, N]`` (one factor for each of ``K`` input channels) if the elements of a group have different
-            factors.
-        inverse: The reciprocal of ``scale`` if the format multiplies by it instead of dividing; otherwise
-            None.
+        scale: The float32 factors by which codes are multiplied. They include the outer scales. The shape is
+            ``[groups, N]``, or ``[K, N]`` (one factor for each of ``K`` input channels) if the elements of a
+            group have different factors.
+        inverse: The reciprocal of ``scale``, or None. It is set if the format multiplies by the reciprocal
+            instead of dividing by the scale.
         zero: The zero points ``[groups, N]``, or None if the format has no zero points.
-        stored: The scales ``[groups, N]`` in the form of `QParams.scale`.
+        stored: The scales ``[groups, N]`` that become `QParams.scale`.
     """
 
     scale: Tensor
@@ -72,9 +72,10 @@ class GroupScales:
 
 
 def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> GroupScales:
-    """Return `GroupScales` whose fields are ``change`` of that field in all ``parts``.
+    """Return `GroupScales` in which each field is the result of ``change`` for the list of this field's
+    values in all ``parts``.
 
-    A field that is None stays None.
+    A field that is None in the parts stays None.
     """
 
     def changed(name: str) -> Any:
@@ -85,20 +86,19 @@ def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> 
 
 
 class ColumnRounder:
-    """A callable that rounds one input channel ``t [N]``, and writes the values into ``out`` (by default,
-    into ``t``).
+    """A callable that rounds the values ``t`` of one input channel. The shape of ``t`` is ``[N]``.
 
-    If the format rounds vectors, ``t [vector, N]`` contains consecutive channels, and ``k`` is the number of
-    the first channel.
+    If the format rounds vectors, a call rounds several consecutive channels. The shape of ``t`` is then
+    ``[vector, N]``.
 
     Args:
         element_format: The number format of the elements.
         spec: The spec of the level whose codes are stored.
-        scales: The scales of groups of channels, or of single channels.
+        scales: The scales of groups of channels or of single channels.
         size: How many consecutive input channels share a row of ``scales``.
         order: A permutation ``[K]`` of the channels. If it is set, number ``k`` means channel ``order[k]``.
         first: The first channel to which the first row of ``scales`` applies.
-        order_on_host: ``order`` as a list. If it is None, ``order`` is copied from its device.
+        order_on_host: The same permutation as a list. If it is None, ``order`` is copied from its device.
     """
 
     def __init__(
@@ -161,6 +161,6 @@ class ColumnRounder:
 
 
 def _views(x: Tensor, rows: list[int]) -> list[Tensor]:
-    """Return a view of each row of ``x`` that ``rows`` names, in the same order as ``rows``."""
+    """Return a view of row ``i`` of ``x`` for each ``i`` in ``rows``, in the order of ``rows``."""
     views = x.unbind(0)
     return [views[i] for i in rows]

@@ -47,13 +47,14 @@ def packed_dtype(dtype: Dtype | str) -> torch.dtype:
 
 
 def canonicalize(spec: TensorSpec) -> tuple[QTensorConfig, ...]:
-    """Return the levels of a spec, with every setting filled in by the level's number format."""
+    """Return the levels of a spec. The number format of each level has filled in the settings that were
+    missing."""
     written = (spec,) if isinstance(spec, QTensorConfig) else spec
     return tuple(level for one in written for level in levels(number_format(one.dtype).canonicalize(one)))
 
 
 def format_of(spec: QTensorConfig) -> NumberFormat:
-    """Return the number format of a canonical spec. It rounds as the spec's ``round_method`` says."""
+    """Return the number format of a canonical spec. The format rounds with the spec's ``round_method``."""
     return number_format(spec.dtype).for_spec(spec)
 
 
@@ -76,9 +77,9 @@ def observer_class(spec: QTensorConfig) -> type[Observer]:
 
 
 def _registered(name: str) -> object:
-    """Return the observer with this registered name or class name.
+    """Return the observer whose registered name or class name is ``name``.
 
-    If there is none, return a plugin's export of this name.
+    If no observer has this name, return the object that a plugin exports under the name.
     """
     record = next((r for r in observers() if name in (r.class_name, r.name, *r.aliases)), None)
     return documented_object(name) if record is None else observers().load_observer(record.name)
@@ -130,8 +131,8 @@ def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQu
 
 
 def _table_error(specs: tuple[QTensorConfig, ...], *, activation: bool) -> str | None:
-    """Return an error with its fix if a format that learns a table cannot serve the tensor; otherwise return
-    None."""
+    """Return an error message if a format in ``specs`` learns a table but cannot quantize this tensor. The
+    message includes the fix. Otherwise, return None."""
     learning = [spec.dtype.name for spec in specs if format_of(spec).table_shape is not None]
     if not learning or (len(specs) == 1 and not activation):
         return None

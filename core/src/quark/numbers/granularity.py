@@ -53,17 +53,17 @@ class Granularity(ABC):
 
     @abstractmethod
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return the scales of a matrix, repeated to the shape ``[rows, groups of columns]``.
+        """Return the scales of a matrix, repeated so that their shape is ``[rows, groups of columns]``.
 
-        The result is a view if possible. All groups have the same length, which is the largest for which a
-        row has one scale in each group. If that length does not divide the number of columns, each column is
-        a group.
+        The result is a view if possible. All groups have the same length. It is the largest length for which
+        each row has a single scale in each group. If this length does not divide the number of columns, each
+        column is a group.
         """
 
     @abstractmethod
     def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Undo `expand_scale`: return the scales of a matrix whose shape is ``shape`` from the repeated
-        scales ``expanded``."""
+        """Undo `expand_scale`: compute the scales of a matrix from the repeated scales ``expanded``.
+        The shape of the matrix is ``shape``."""
 
     def columns_per_scale(self, columns: int) -> int | None:
         """Return how many consecutive input channels share a scale in one row of a weight ``[O, columns]``.
@@ -85,8 +85,8 @@ class Granularity(ABC):
     def runs(self, shape: tuple[int, ...]) -> Runs | None:
         """Return the `Runs` of elements that share a scale in a tensor whose shape is ``shape``.
 
-        Kernels use the `Runs` to find the scale of an element. Return None if the scales do not follow the
-        rule that `Runs` describes. Operations of torch then round the tensor.
+        Kernels use the `Runs` to find the scale of an element. The result is None if the scales do not follow
+        the rule that `Runs` describes. In this case, torch operations round the tensor.
         """
         return None
 
@@ -98,7 +98,7 @@ class Granularity(ABC):
 
 @attrs.frozen
 class PerTensor(Granularity):
-    """One scale for the whole tensor. A tensor ``[4, 8]`` has a scale ``[]``."""
+    """One scale for the whole tensor. A tensor of shape ``[4, 8]`` has a scale of shape ``[]``."""
 
     def rows(self, x: Tensor) -> Tensor:
         return x.reshape(1, -1)
@@ -121,7 +121,8 @@ class PerTensor(Granularity):
 
 @attrs.frozen
 class PerChannel(Granularity):
-    """One scale for each index of an axis. A tensor ``[4, 8]`` has scales ``[4]`` with axis 0."""
+    """One scale for each index of an axis. With axis 0, a tensor of shape ``[4, 8]`` has scales of shape
+    ``[4]``."""
 
     axis: int
 
@@ -157,7 +158,7 @@ class PerChannel(Granularity):
 class PerToken(Granularity):
     """One scale for each vector along the last axis.
 
-    A tensor can have any number of axes: ``[2, 5, 8]`` has scales ``[2, 5]``.
+    A tensor can have any number of axes. A tensor of shape ``[2, 5, 8]`` has scales of shape ``[2, 5]``.
     """
 
     is_local = True
@@ -188,8 +189,8 @@ class PerToken(Granularity):
 class PerGroup(Granularity):
     """One scale for each run of ``size`` elements along the last axis.
 
-    With a size of -1, a run is the whole axis.
-    A tensor ``[4, 8]`` has scales ``[4, 2]`` with a size of 4.
+    If ``size`` is -1, a run is the whole axis.
+    With ``size=4``, a tensor of shape ``[4, 8]`` has scales of shape ``[4, 2]``.
     """
 
     size: int
@@ -236,7 +237,7 @@ class PerPaddedGroup(PerGroup):
     """Works like `PerGroup`, but the last run of a row may be shorter.
 
     That run is quantized as if zeros followed it.
-    A tensor ``[4, 10]`` has scales ``[4, 3]`` with a size of 4.
+    With ``size=4``, a tensor of shape ``[4, 10]`` has scales of shape ``[4, 3]``.
     """
 
     @classmethod
@@ -281,8 +282,8 @@ class PerPaddedGroup(PerGroup):
 class PerGroupOfRows(Granularity):
     """One scale for each run of ``size`` elements in a column of a matrix.
 
-    Each column has a row in the matrix of scales.
-    A matrix ``[8, 4]`` has scales ``[4, 4]`` with a size of 2.
+    Row *i* of the matrix of scales contains the scales of column *i*.
+    With ``size=2``, a matrix of shape ``[8, 4]`` has scales of shape ``[4, 4]``.
     """
 
     size: int
@@ -315,8 +316,8 @@ class PerGroupOfRows(Granularity):
 class PerBlock(Granularity):
     """One scale for each block of a matrix.
 
-    ``size`` is the rows and columns of a block; the last blocks may have fewer rows.
-    A matrix ``[3, 8]`` has scales ``[2, 2]`` with a size of (2, 4).
+    ``size`` is the number of rows and the number of columns of a block. The last blocks may have fewer rows.
+    With ``size=(2, 4)``, a matrix of shape ``[3, 8]`` has scales of shape ``[2, 2]``.
     """
 
     size: tuple[int, int]
@@ -354,14 +355,14 @@ class PerBlock(Granularity):
 
 
 def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
-    """Return the granularity of a spec whose qscheme is one that every number format has.
+    """Return the granularity of a spec whose ``qscheme`` is available in every number format.
 
-    For activations, a dynamic scale per channel of axis 1 or -2 means one scale per token, for any number of
-    axes. The documentation of the formats says so, and runtimes compute the scales so.
+    For an activation, dynamic scales per channel of axis 1 or -2 mean one scale per token, whatever the
+    number of axes is. This agrees with the documentation of the formats and with the runtimes.
 
     Raises:
         ConfigError: Groups run along an axis that is neither the last axis nor the first axis of a weight. Or
-            the spec has no ``qscheme``, or a ``qscheme`` that only a plugin's number format has.
+            the spec has no ``qscheme``. Or only a plugin's number format has this ``qscheme``.
     """
     if spec.qscheme is QSchemeType.per_tensor:
         return PerTensor()

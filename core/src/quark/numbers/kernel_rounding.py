@@ -31,7 +31,8 @@ _MOST_RUNS = 1 << 30
 class RelativeScales:
     """Parameters of the formula for two-level scales.
 
-    A scale is ``round(high / (outer · largest))``, or 1 if that is 0.
+    A scale is ``round(high / (outer · largest))``, or 1 if this result is 0. ``high`` is the largest
+    magnitude among the elements that share the scale.
 
     Attributes:
         level: The quantizer of the scales.
@@ -70,7 +71,8 @@ class FusedRounding:
     def finds_scales(self) -> bool:
         """Whether the kernel can also compute the scales.
 
-        It computes them from the extremes of runs that fit into one tile.
+        The kernel computes a scale from the smallest and the largest value of a run. For this, the run must
+        fit into one tile.
         """
         from quark.numbers.kernels.rounding import LONGEST_RUN
 
@@ -80,7 +82,7 @@ class FusedRounding:
     def rounded(self, x: Tensor, qparams: QParams, out: Tensor) -> Tensor:
         """Fill ``out`` with the values of ``x`` rounded with the scales ``qparams``, and return ``out``.
 
-        It may be ``x`` itself.
+        ``out`` may be the same tensor as ``x``.
         """
         self._launch(x, out, qparams)
         return out
@@ -166,16 +168,17 @@ def _fused(level: SingleLevelQuantizer, x: Tensor) -> FusedRounding | None:
 
 @lru_cache(maxsize=1024)  # quantizers are hashed by identity, and equal specs share one
 def device_code(level: SingleLevelQuantizer) -> DeviceCode | None:
-    """Return the device code that the level's number format has for the level's spec, or None."""
+    """Return the device code of the level's number format for the level's spec, or None if the format has
+    none."""
     return level.format.device_code(level.spec)
 
 
 @lru_cache(maxsize=1024)
 def _values_of_bytes(level: SingleLevelQuantizer, device: torch.device) -> Tensor:
-    """Return the float32 values ``[256]`` that the bytes 0 to 255 represent as codes.
+    """Decode each of the bytes 0 to 255 as a code, and return the float32 values ``[256]``.
 
-    Values are in units of the scale.
-    In a format of fewer than 8 bits, a byte that is not a code has the value of the code in its lowest bits.
+    The values are in units of the scale.
+    If the format has fewer than 8 bits, only the lowest bits of a byte are decoded.
     """
     codes, dtype = torch.arange(256, dtype=torch.uint8), level.format.storage_dtype
     if dtype is torch.uint8:
@@ -185,9 +188,9 @@ def _values_of_bytes(level: SingleLevelQuantizer, device: torch.device) -> Tenso
 
 @lru_cache(maxsize=1024)
 def _dtypes(level: SingleLevelQuantizer) -> tuple[torch.dtype, torch.dtype | None]:
-    """Return the dtype of a level's scales and the dtype of its zero points.
+    """Return the dtype of a level's scales and the dtype of the level's zero points.
 
-    The second is None if there are no zero points.
+    The second dtype is None if the level has no zero points.
     """
     qparams = level.format.qparams(torch.zeros(1, dtype=torch.float32), torch.ones(1, dtype=torch.float32), level.spec)
     return qparams.scale.dtype, None if qparams.zero_point is None else qparams.zero_point.dtype

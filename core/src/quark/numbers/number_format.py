@@ -1,5 +1,5 @@
-"""`NumberFormat` defines the values that an element can have, the codes of these values, and the scales for a
-range of values.
+"""`NumberFormat` defines which values an element can have, which codes stand for these values, and which
+scales fit a range of values.
 
 No code branches on the name of a format. It calls the format's methods instead.
 """
@@ -62,7 +62,7 @@ class QParams:
 
 
 class Packing:
-    """How a checkpoint stores codes and scales. This base class stores both unchanged.
+    """How a checkpoint stores codes and scales. This base class stores codes and scales unchanged.
 
     A number format that stores them in another form sets its ``packing`` to an instance of a subclass.
 
@@ -84,12 +84,12 @@ class Packing:
         return codes
 
     def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        """Undo `pack`: return the codes, in the shape ``shape``."""
+        """Undo `pack`: return codes of the shape ``shape``."""
         return packed
 
     def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        """Return the tensors to store, as a dictionary with the keys ``scale``, ``zero_point`` and
-        ``table``."""
+        """Return the tensors to store, as a dictionary. The default has the keys ``scale``, ``zero_point``
+        and ``table``, except those of absent tensors."""
         return {name: tensor for name, tensor in qparams.items() if name != "outer_scale"}
 
     def unpack_qparams(
@@ -117,7 +117,8 @@ class Spacing:
     Attributes:
         smallest: The smallest distance between two neighbouring values.
         largest: A magnitude that no rounded value exceeds, whether the value saturates or not.
-        steps: The largest quotient of a value's magnitude and the distance from it to the next smaller value.
+        steps: The largest result of dividing a value's magnitude by the distance from this value to the next
+            smaller magnitude.
     """
 
     smallest: float
@@ -139,7 +140,7 @@ class NumberFormat(ABC):
         bits: The number of bits of one stored element.
         storage_dtype: The torch dtype of unpacked codes.
         is_cast: Whether the format has no scales and only casts values to ``storage_dtype``.
-        default_observer: The public name of the observer for specs that name no observer.
+        default_observer: The public name of the observer that is used if a spec names no observer.
         packing: How a checkpoint stores codes and scales.
         vector: The number of neighbouring elements that one code describes and that are rounded together. If
             it is larger than 1, the last axis of each argument contains whole vectors, and each element
@@ -161,18 +162,18 @@ class NumberFormat(ABC):
     def max_magnitude(self, spec: QTensorConfig) -> float:
         """Return the largest representable magnitude in units of the scale: 448 for E4M3, 7.5 for INT4.
 
-        The ideal symmetric scale of a range is the largest magnitude in the range divided by the result.
+        To get the ideal symmetric scale of a range, divide the largest magnitude in the range by the result.
         """
 
     @abstractmethod
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         """Round scaled float32 values in place to the nearest representable values, and return ``t``.
 
-        Ties go to the value with the even code. Larger values saturate, and NaN stays NaN. In formats in
-        which neighbours share bits, the neighbours are along the last axis, which contains whole groups of
-        the spec's granularity. ``zero`` is None for formats without zero points. Otherwise it contains
-        integer (int32) or real (float) zero points, which are broadcast over ``t`` and added. They are not
-        subtracted from the result.
+        Ties go to the value with the even code. Values beyond the largest representable magnitude saturate,
+        and NaN stays NaN. If neighbouring elements of the format share bits, they are neighbours along the
+        last axis. This axis contains whole groups of the spec's granularity. ``zero`` is None for formats
+        without zero points. Otherwise it contains integer (int32) or real (float) zero points. They are
+        broadcast over ``t`` and added to it. They are not subtracted from the result.
         """
 
     @abstractmethod
@@ -202,20 +203,20 @@ class NumberFormat(ABC):
         out.copy_(self.codes(t, zero))
 
     def writes_codes_of(self, dtype: torch.dtype) -> bool:
-        """Return whether `write_codes` accepts scaled values of ``dtype`` and writes the same codes as for
-        float32 values."""
+        """Return whether `write_codes` accepts scaled values whose dtype is ``dtype``, and writes the same
+        codes as it does for float32 values."""
         return dtype is torch.float32
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         """Return the scales and zero points for float32 ranges ``[low, high]``.
 
-        They have the shape of ``low``.
+        The scales and zero points have the shape of ``low``.
         """
         return QParams(divided(torch.maximum(-low, high), self.max_magnitude(spec)).clamp_(min=_SMALLEST_NORMAL))
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
-        """Return which field of a spec of this format is missing or contradictory, with the fix, or None if
-        the spec is valid.
+        """Return an error message if a field of this spec is missing or contradicts another field. Return
+        None if the spec is valid. A message says what to change.
 
         The default is for formats that have float32 scales and no zero points, and that round to the nearest
         value.
@@ -259,9 +260,9 @@ class NumberFormat(ABC):
     def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
         """Return the granularity of a spec. The default is the result of `granularity_of`.
 
-        A format may define its own qschemes. Its name starts with the vendor's prefix, as in
-        ``"acme.diagonal"``. The format reads the size of the groups from the spec's ``group_size`` or
-        ``block_size``.
+        A format may define its own qschemes. The name of such a qscheme starts with the vendor's prefix, for
+        example ``"acme.diagonal"``. The format reads the size of the groups from the spec's ``group_size``
+        or ``block_size``.
 
         Args:
             spec: The canonical spec of one level.
@@ -275,9 +276,9 @@ class NumberFormat(ABC):
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         """Return whether scaled values are ``x · (1 / scale)``.
 
-        Otherwise they are ``x / scale``, and a division is slower. The two results can differ in the last
-        bit, so values halfway between two representable values can get other codes. Each family of formats
-        does what its reference does. For powers of two as scales, the results are equal.
+        Otherwise they are ``x / scale``, which is slower. The two results can differ in the last bit, so a
+        value near the midpoint of two representable values can get another code. Each family of formats
+        follows its reference implementation. If scales are powers of two, the two results are equal.
         """
         return False
 
@@ -285,7 +286,8 @@ class NumberFormat(ABC):
         """Return the spacing of the representable values, or None if it is unknown.
 
         From the spacing, quark computes whether values that are cast to 16 bits still have the same codes. If
-        it is unknown, quark always computes the stored codes from rounded values, which takes twice as long.
+        the spacing is unknown, quark always computes the stored codes from rounded values. This takes twice
+        as long.
         """
         return None
 
@@ -313,34 +315,35 @@ class NumberFormat(ABC):
     def with_table(self, table: Tensor) -> NumberFormat:
         """Return a format whose values come from ``table``. Formats with a table must define this method.
 
-        Without a table, the format has no values. So quark calls `round_`, `encode` and `decode` only on the
-        result.
+        Without a table, the format cannot represent any values. So quark calls `round_`, `encode` and
+        `decode` only on the format that this method returns.
         """
         raise NotImplementedError(f"the format '{self.name}' sets table_shape, but has no with_table. Define this method")
 
     def round_in_(self, t: Tensor, metric: Tensor) -> Tensor:
         """Round vectors ``t [n, vector]`` in place, and return ``t``.
 
-        The rounding errors e of each vector minimize ``e M eᵀ``.
-        Roundings that compensate errors in other columns call this method. The default calls `round_`.
+        Choose values such that the rounding errors e of each vector minimize ``e M eᵀ``, where M is
+        ``metric``. Algorithms that compensate rounding errors in other columns call this method. The default
+        ignores ``metric`` and calls `round_`.
 
         Args:
             t: The scaled float32 values.
-            metric: The symmetric and positive definite matrix M ``[vector, vector]``.
+            metric: A symmetric and positive definite matrix ``[vector, vector]``.
         """
         return self.round_(t)
 
     def subscales(self, t: Tensor) -> Tensor | None:
-        """Return a factor for each scaled value in ``t`` that refines its scale, or None if the format has no
-        such factors.
+        """Return one factor for each scaled value in ``t``, or None if the format has no such factors.
 
-        The bits that neighbours share store these factors. If the scales include the factors,
-        `element_format` rounds each element independently of its neighbours.
+        A factor refines the scale of its value. The format stores the factors in the bits that neighbouring
+        elements share. If the scales are multiplied by the factors, `element_format` rounds each element
+        independently of its neighbours.
         """
         return None
 
     def element_format(self) -> NumberFormat:
-        """Return the format of one element whose scale includes the factor from `subscales`.
+        """Return the format that rounds an element if the scale includes the factor from `subscales`.
 
         The default is this format.
         """

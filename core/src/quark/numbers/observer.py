@@ -15,17 +15,17 @@ from quark.numbers.granularity import Granularity
 class Observer(ABC):
     """Base class of observers. An observer collects a statistic of one tensor over any number of calls.
 
-    Two observers of the same tensor can be merged. The result equals that of one observer that has observed
-    both data sets. The ranks of a run merge their observers.
+    Two observers of the same tensor can be merged. A merged observer returns the same range as one observer
+    that has observed all tensors of both. A distributed run merges the observers of its ranks.
 
     Args:
         spec: The quantization spec of the tensor.
         granularity: Which elements share a range.
 
     Attributes:
-        is_extremes: Whether the range is the smallest and the largest value or, for a spec without zero
-            points, minus and plus the largest magnitude. If so, quark computes ranges itself, without an
-            observer.
+        is_extremes: Whether the range reaches from the smallest to the largest value. For a spec without zero
+            points, it then reaches from minus to plus the largest magnitude. If ``is_extremes`` is True,
+            quark computes ranges itself, without an observer.
         options: The names of the observer's options. A class attribute of the same name contains the default
             of each option. Listings show the options, and `spec_error` refuses all other options.
     """
@@ -39,8 +39,8 @@ class Observer(ABC):
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
-        """Return why this observer does not support the spec, with the fix, or None if it supports the
-        spec."""
+        """Return None if this observer supports the spec. Otherwise return an error message that says why
+        not, and what to change."""
         return None
 
     @abstractmethod

@@ -17,12 +17,13 @@ from quark.numbers.tensor_quantizer import TensorQuantizer
 
 
 def sample_of_rows(granularity: Granularity, shape: tuple[int, ...], elements: int) -> slice | None:
-    """Return a slice of rows with about ``elements`` elements, or None if the whole tensor should be used.
+    """Return a slice that selects rows with about ``elements`` elements in total, or None to use the whole
+    tensor.
 
     The rows are evenly spread over the tensor if each row has its own scales or all rows share them.
 
     Args:
-        granularity: The granularity of the scales. The slice has all rows that share scales, or none of them.
+        granularity: The granularity of the scales. Of rows that share scales, the slice selects all or none.
         shape: The shape of the tensor. Only matrices are sampled.
         elements: The wanted size of the sample. A sample has at least one row, or at least one set of rows
             that share their scales.
@@ -38,7 +39,7 @@ def sample_of_rows(granularity: Granularity, shape: tuple[int, ...], elements: i
 def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: QParams, rows: slice) -> QParams:
     """Return the scales of the rows ``rows`` of a matrix with shape ``shape``.
 
-    Rows that share scales must not be separated.
+    If some rows share scales, ``rows`` must select all of them or none of them.
     """
 
     def part(tensor: Tensor) -> Tensor:
@@ -63,16 +64,17 @@ def grid_error(
     """Return why values are not on a quantizer's grid or why their scales are unusable, or None if both are
     valid.
 
-    The function checks every scale and every element. It takes about as long as rounding the tensor.
+    The function checks every scale and, unless ``sampled`` is set, every element. This takes about as long as
+    rounding the tensor.
 
     Args:
         quantizer: The quantizer of the tensor.
         qparams: The scales, or None if they are not set.
         values: A weight or a bias, on any device.
-        codes: The codes that should represent the values. If it is None, the function computes the codes from
-            the values.
-        sampled: Whether to check only a sample of `SAMPLE` elements. All elements are checked for NaN and
-            Inf.
+        codes: The codes that should represent the values. If ``codes`` is None, the function computes the
+            codes from the values.
+        sampled: Whether to check only a sample of about `SAMPLE` elements. All elements are still checked for
+            NaN and Inf.
 
     Returns:
         A verb phrase, such as ``"holds NaN or Inf"``, or None.
@@ -99,16 +101,16 @@ def grid_error(
 def codes_error(
     quantizer: TensorQuantizer, qparams: QParams, values: Tensor, codes: Tensor, order: str, *, is_rounded: bool = True
 ) -> str | None:
-    """Return an error if values and codes disagree, the scales are unusable or packing loses codes; otherwise
-    return None.
+    """Return an error if the values differ from the codes, if the scales are unusable, or if packing loses
+    codes. Otherwise return None.
 
-    The function checks every scale, and a sample of `SAMPLE` codes. The error is a verb phrase; for packing,
-    `LOSSY`.
+    The function checks every scale, and a sample of about `SAMPLE` codes. The error is a verb phrase. If
+    packing loses codes, the error is `LOSSY`.
 
     Args:
         quantizer: The quantizer of the tensor.
         qparams: The scales.
-        values: A weight ``[O, I]``, or of any other shape.
+        values: A weight. It can have the shape ``[O, I]`` or any other shape.
         codes: The codes of all values.
         order: The order of 4-bit codes in a word.
         is_rounded: Whether the values are rounded. If not, the function rounds the sample first.
@@ -131,8 +133,8 @@ LOSSY = "has codes that do not survive packing: unpack(pack(codes)) differs from
 
 
 def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tuple[int, ...]) -> str | None:
-    """Return a verb phrase that says why the scales of a tensor with shape ``shape`` are unusable, or None if
-    they are valid."""
+    """Return why the scales of a tensor with shape ``shape`` are unusable, as a verb phrase. Return None if
+    the scales are valid."""
     if quantizer.is_float:
         return None
     if qparams is None:
@@ -147,9 +149,10 @@ def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tup
 
 
 def scale_values_error(qparams: QParams) -> str | None:
-    """Return a verb phrase that says why the values in ``qparams`` are unusable, or None.
+    """Return why the values in ``qparams`` are unusable, as a verb phrase. Return None if all values are
+    valid.
 
-    Shapes are not checked.
+    The function does not check shapes.
     """
     if qparams.table is not None and not bool(qparams.table.isfinite().all()):
         return "has a table that holds NaN or Inf"
@@ -158,7 +161,7 @@ def scale_values_error(qparams: QParams) -> str | None:
 
 
 def off_grid(values: Tensor, decoded: Tensor) -> str | None:
-    """Return a verb phrase that says how values differ from dequantized codes, or None if they are equal.
+    """Return how values differ from dequantized codes, as a verb phrase. Return None if they are equal.
 
     Args:
         values: The values in the model's dtype.
@@ -183,7 +186,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _are_usable(scales: Tensor) -> bool:
-    """Return whether all scales are positive and finite. The scales are read once.
+    """Return whether all scales are positive and finite. The function reads the scales only once.
 
     If a scale is NaN, `torch.aminmax` returns NaN for the minimum and the maximum, and both comparisons are
     false.

@@ -29,24 +29,25 @@ DeviceFunction = Callable[..., Any]
 class DeviceCode:
     """The arithmetic of a number format for one element, as functions under ``triton.jit``.
 
-    They work on float32 tiles of any shape, and give the same bits as the methods of
-    `quark.numbers.NumberFormat` on a CPU. Kernels are compiled without contraction of products and sums. To
-    keep bits equal, write division as ``tl.div_rn``, and bounds as ``tl.where(t < low, low, t)``, which keeps
-    NaN and the sign of zero on every device. Give an attribute of a constant a name before you pass it to
-    another function, ``shape: tl.constexpr = P.shape``: Triton before 3.7 takes only names as constants.
-    One-byte codes need no function for their values: `quark.numbers.NumberFormat.decode` fills a table of
-    them once.
+    The functions work on float32 tiles of any shape. They give the same bits as the methods of
+    `quark.numbers.NumberFormat` on a CPU. Kernels are compiled without fused multiply-add. To get equal bits,
+    write division as ``tl.div_rn``, and write bounds as ``tl.where(t < low, low, t)``. This expression
+    preserves NaN and the sign of zero on every device. Before you pass an attribute of a constant to another
+    function, assign it to a name: ``shape: tl.constexpr = P.shape``. Triton before 3.7 accepts only names as
+    constants. No function decodes one-byte codes. The kernel reads their values from a table that
+    `quark.numbers.NumberFormat.decode` fills once.
 
     Attributes:
-        round: ``(t, zero, P) → t``, as `quark.numbers.NumberFormat.round_`; ``zero`` is None, or float32 that
-            can be broadcast.
-        encode: ``(t, P) → codes``, as `quark.numbers.NumberFormat.encode`: int32, whose lowest bits are
-            stored. None if torch computes codes.
-        scales: ``(low, high, P) → scale``, as `quark.numbers.NumberFormat.qparams`, float32. None if torch
-            computes scales.
-        zeros: ``(low, scale, P) → zero``, float32, for specs with zero points; else None.
-        parameters: P, an argument of each function: any frozen object whose ``repr`` shows its whole content.
-            It is a constant of the compiled kernel; so are its attributes.
+        round: The function ``(t, zero, P) → t``. It computes the same as `quark.numbers.NumberFormat.round_`.
+            ``zero`` is None or a float32 tensor that can be broadcast.
+        encode: The function ``(t, P) → codes``, or None if torch computes codes. It computes the same as
+            `quark.numbers.NumberFormat.encode`. It returns int32 numbers; their lowest bits are stored.
+        scales: The function ``(low, high, P) → scale``, or None if torch computes scales. It returns the
+            float32 scales that `quark.numbers.NumberFormat.qparams` computes.
+        zeros: The function ``(low, scale, P) → zero``, or None if specs have no zero points. It returns
+            float32 zero points.
+        parameters: The argument P of each function. It is any frozen object whose ``repr`` shows all values
+            that it contains. The object and its attributes are constants of the compiled kernel.
     """
 
     round: DeviceFunction
@@ -69,11 +70,11 @@ OLDEST_TRITON = "3.4"
 
 
 def uses_kernels(device: torch.device) -> bool:
-    """Return whether tensors on that device are rounded by kernels, if their format has device code.
+    """Return whether kernels round the tensors on ``device`` whose format has device code.
 
-    With ``QUARK_KERNELS=cpu`` and ``TRITON_INTERPRET=1`` the kernels run on the CPU, in Triton's interpreter,
-    as in tests. Code traced by ``torch.compile`` uses no kernels: the compiler fuses torch's operations.
-    Torch's operations also round if Triton is missing or older than `OLDEST_TRITON`.
+    If ``QUARK_KERNELS=cpu`` and ``TRITON_INTERPRET=1`` are set, Triton's interpreter runs the kernels on the
+    CPU. Tests use these settings. Code that ``torch.compile`` traces uses no kernels, because the compiler
+    fuses torch operations. Torch operations also round if Triton is missing or older than `OLDEST_TRITON`.
     """
     if torch.compiler.is_compiling() or device.type not in _types(os.environ.get(VARIABLE, _DEFAULT)):
         return False
@@ -82,7 +83,7 @@ def uses_kernels(device: torch.device) -> bool:
 
 @lru_cache(maxsize=16)
 def _types(named: str) -> frozenset[str]:
-    """Return the device types in a value of `VARIABLE`."""
+    """Return the device types that ``named``, a value of the environment variable `VARIABLE`, contains."""
     return frozenset(name.strip() for name in named.split(",") if name.strip())
 
 
@@ -115,14 +116,16 @@ def launching_on(device: torch.device) -> AbstractContextManager[Any]:
 
 @attrs.frozen
 class Runs:
-    """Positions of the elements that share a scale in a contiguous tensor.
+    """A rule that maps the elements of a contiguous tensor to their scales.
 
-    Run r has scale number ``r // span · period + r % period``.
+    The tensor is cut into runs of adjacent elements. All elements of a run have the same scale. Run number r
+    has scale number ``r // span · period + r % period``.
 
     Attributes:
-        length: Number of adjacent elements in a run.
+        length: Number of elements in a run.
         period: Number of consecutive runs that have different scales.
-        span: Number of consecutive runs that use the same ``period`` scales in turn, a multiple of it.
+        span: Number of consecutive runs that use the same ``period`` scales in turn. It is a multiple of
+            ``period``.
     """
 
     length: int
@@ -131,5 +134,5 @@ class Runs:
 
     @property
     def have_own_scales(self) -> bool:
-        """Whether each run has its own scale, in the order of runs."""
+        """Whether each run has its own scale. The scales then have the same order as the runs."""
         return self.period == self.span

@@ -1,8 +1,9 @@
-"""One kernel that, in one pass, finds scales if needed and rounds a tensor, or decodes codes.
+"""A kernel that rounds a tensor in one pass, or decodes codes.
 
-Elements that share a scale form runs (`quark.numbers.kernels.Runs`). A program processes a tile of several
-short runs, or a part of a long run: loads and stores have consecutive addresses, and a scale is loaded once
-for each run of a tile. The same pass finds scales if a run fits into a tile and does not share its scale.
+Elements that share a scale form runs (`quark.numbers.kernels.Runs`). A Triton program processes a tile. A
+tile contains several short runs or a part of a long run. So loads and stores have consecutive addresses, and
+a scale is loaded once for each run of a tile. If each run has its own scale and fits into a tile, the same
+pass can also compute the scales.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _LARGEST_OF_NARROW = 2.0**120
 
 @triton.jit
 def _extremes(x, is_inside, IS_SYMMETRIC: tl.constexpr):
-    """Return the smallest and the largest value of each row, or ∓ the largest magnitude if symmetric.
+    """Return the smallest and the largest value of each row of ``x``.
 
-    A row with NaN gives NaN.
+    If ``IS_SYMMETRIC`` is set, return minus and plus the largest magnitude of each row instead. For a row
+    that contains NaN, both results are NaN.
     """
     # The bits of magnitudes have the order of the magnitudes, with NaN last. So a maximum of bits keeps NaN,
     # which a maximum of floats would lose.
@@ -48,9 +50,10 @@ def _extremes(x, is_inside, IS_SYMMETRIC: tl.constexpr):
 
 @triton.jit
 def _relative_scales(high, outer, ROUND: tl.constexpr, P: tl.constexpr, LARGEST: tl.constexpr, IN_ONE_DIVISION: tl.constexpr):
-    """Return the scales of a two-level quantizer for magnitudes up to ``high``, in units of the outer scale.
+    """Return the inner scales of a two-level quantizer, in units of the outer scale.
 
-    They are rounded to their own format.
+    Each scale is for elements with magnitudes up to ``high``. The scales are rounded to their own number
+    format.
     """
     relative = tl.div_rn(high, outer * LARGEST) if IN_ONE_DIVISION else tl.div_rn(tl.div_rn(high, LARGEST), outer)
     scale = ROUND(relative, None, P)
@@ -68,9 +71,9 @@ def _rounded(
     BY_RECIPROCAL: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """Return the values of ``x`` under its scales, float32, or their codes.
+    """Round ``x`` with the scales ``scale``, and return float32 values, or codes if ``ENCODE`` is set.
 
-    Without ROUND, ``x`` is already rounded and in units of its scales.
+    If ``ROUND`` is None, ``x`` must be rounded already and must be in units of the scales.
     """
     t = x
     if ROUND is not None:
@@ -113,9 +116,9 @@ def round_runs(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Round ``x`` to ``(round(x / scale about zero) − zero) · scale``, or to the codes of these values.
+    """Round ``x`` and write ``(round(x / scale, zero) − zero) · scale``, or write the codes of these values.
 
-    With a table, write ``(table[x] − zero) · scale``.
+    With a table, write ``(table[x] − zero) · scale`` instead.
     """
     blocks = tl.cdiv(length, COLUMNS)
     run = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
@@ -156,15 +159,15 @@ class Finding:
     """How `launch` finds scales.
 
     Attributes:
-        scales: As in `quark.numbers.kernels.DeviceCode`. If ``largest`` is set, it rounds relative scales to
-            their format.
-        zeros: As in `quark.numbers.kernels.DeviceCode`.
+        scales: The function ``scales`` of a `quark.numbers.kernels.DeviceCode`. If ``largest`` is set, it is
+            instead the function ``round`` that rounds the scales to their own number format.
+        zeros: The function ``zeros`` of a `quark.numbers.kernels.DeviceCode`, or None.
         parameters: The argument P of ``scales`` and ``zeros``.
-        is_symmetric: Whether ranges are symmetric about 0. Otherwise they reach from the smallest to the
+        is_symmetric: Whether ranges are symmetric about 0. If not, a range reaches from the smallest to the
             largest value.
-        largest: Largest magnitude of an element, if scales are relative to an outer scale.
-        in_one_division: Whether relative scales are ``high / (outer · largest)``. Otherwise they are ``high /
-            largest / outer``, which rounds twice.
+        largest: The largest magnitude of an element if scales are relative to an outer scale. Otherwise None.
+        in_one_division: Whether relative scales are ``high / (outer · largest)``. If not, they are ``high /
+            largest / outer``. The second formula rounds twice.
     """
 
     scales: DeviceFunction
@@ -192,17 +195,19 @@ def launch(
     All tensors are contiguous and on one device.
 
     Args:
-        code: Arithmetic of the number format.
-        x: float32, float16 or bfloat16; with ``table`` codes, uint8.
-        out: Values, in one of these dtypes, or codes; None to find only scales.
-        qparams: Float32 or narrower scales, int32 or float32 zero points or None, a float32 outer scale or
-            None. With ``finding``, scales and zero points are written.
-        runs: Positions of scales. With ``finding``, each run has its own scale and is not longer than
-            `LONGEST_RUN`.
-        by_reciprocal: Whether scaled values are ``x · (1 / scale)``.
+        code: The arithmetic of the number format.
+        x: The float32, float16 or bfloat16 values to round. If ``table`` is set, uint8 codes.
+        out: The tensor for the results, or None to compute only scales. Values can have the same dtypes as
+            ``x``.
+        qparams: Three tensors: the scales, the zero points and the outer scale. Scales have the dtype float32
+            or a narrower dtype. Zero points are int32 or float32, or None. The outer scale is float32 or
+            None. If ``finding`` is set, the kernel writes scales and zero points instead of reading them.
+        runs: The rule that maps elements to scales. If ``finding`` is set, each run must have its own scale
+            and at most `LONGEST_RUN` elements.
+        by_reciprocal: Whether scaled values are ``x · (1 / scale)`` instead of ``x / scale``.
         encode: Whether to write codes to ``out``.
-        finding: How to find scales; None if they are given.
-        table: Values of codes, float32 ``[256]``, to decode ``x`` instead of rounding it.
+        finding: How to compute the scales, or None if ``qparams`` contains them already.
+        table: The float32 values ``[256]`` of all codes. If it is set, ``x`` is decoded and not rounded.
     """
     columns = triton.next_power_of_2(runs.length)
     if finding is None:
