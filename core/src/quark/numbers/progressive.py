@@ -1,7 +1,8 @@
 """`ProgressiveQuantizer` has two levels, for instance FP8 and INT4.
 
-The second level quantizes the codes of the first. It computes ``value = code · second scale · first scale``.
-A checkpoint stores the codes of the second level. Source: AMD Quark 0.13's ``ProgressiveSpec``.
+The second level quantizes the codes of the first level. Dequantization computes ``value = code · second scale
+· first scale``. A checkpoint stores the codes of the second level. Source: AMD Quark 0.13's
+``ProgressiveSpec``.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from quark.numbers.tiles import cast_finite
 
 @attrs.frozen(eq=False)
 class ProgressiveQuantizer(TensorQuantizer):
-    """Quantizer of two levels; `quark.numbers.TensorQuantizer` documents the methods.
+    """A quantizer with two levels. `quark.numbers.TensorQuantizer` documents the methods.
 
-    `QParams` hold the second level's scale and zero point; ``outer_scale`` is the first level's scale.
+    `QParams` contain the scale and the zero point of the second level. Their ``outer_scale`` is the scale of
+    the first level.
 
     Attributes:
         first_level: The quantizer of the tensor. It has one scale for the whole tensor.

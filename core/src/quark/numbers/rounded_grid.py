@@ -1,6 +1,6 @@
 """`RoundedGrid` is the grid of weights that are rounded already.
 
-It computes new scales and neighbours of each weight.
+It computes new scales, and the neighbouring grid values of each weight.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class RoundedGrid(WeightGrid):
     """A `WeightGrid` of layers whose scales, including outer scales, are set.
 
     Args:
-        quantizers: As in `WeightGrid`.
-        rows: As in `WeightGrid`.
-        weight: The rounded weights ``[K, N]``, float32.
+        quantizers: The weight quantizer of each layer. All layers must have the same spec.
+        rows: The number of output channels of each layer. Their sum is N.
+        weight: The rounded float32 weights ``[K, N]``.
         qparams: The scales of each layer.
 
     Attributes:
         current: The scales of all groups.
-        each: `current` with the subscales of formats that have them, one row for each input channel;
-            otherwise `current` itself.
+        each: If the format has subscales, the scales of all input channels: `current` multiplied by the
+            subscales. Otherwise `current` itself.
     """
 
     def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, qparams: Sequence[QParams]) -> None:
@@ -46,7 +46,8 @@ class RoundedGrid(WeightGrid):
 
     @property
     def can_be_rescaled(self) -> bool:
-        """Whether `rescaled` may be called: each scale belongs to one group of one row."""
+        """Whether `rescaled` may be called. This requires that each scale belongs to a single group of one
+        row."""
         return self.fixed is None and not self.has_subscales
 
     def rescaled(self, factor: Tensor) -> GroupScales:
@@ -64,10 +65,10 @@ class RoundedGrid(WeightGrid):
         return self.scales_of_ranges(low * scale, high * scale)
 
     def neighbours(self, qt: Tensor, toward: Tensor) -> Tensor:
-        """Return the neighbour of each value in ``qt [K, N]``: the next value of the grid in the direction of
-        ``toward``.
+        """Return the neighbour of each value in ``qt [K, N]``. The neighbour is the next value of the grid in
+        the direction of ``toward``.
 
-        At the end of the grid, a value is its own neighbour.
+        If the grid has no further value in this direction, return the value itself.
         """
         direction = torch.sign(toward - qt)
         size = qt.shape[0] // self.each.scale.shape[0]
@@ -79,7 +80,8 @@ class RoundedGrid(WeightGrid):
         return result
 
     def _gaps(self) -> list[float]:
-        """Return the distances between neighbouring values of an element in units of its scale, ascending."""
+        """Return all distances between neighbouring grid values, in ascending order and in units of the
+        scale."""
         far = torch.finfo(torch.float32).max
         largest = float(self._element_format.round_(torch.tensor([-far, far], dtype=torch.float32)).abs().max())
         probes = largest * torch.exp2(-torch.arange(_PROBES * _OCTAVES, dtype=torch.float32) / _PROBES)

@@ -1,4 +1,5 @@
-"""Checks on a small tensor that number format, packing and observer keep their contracts."""
+"""Checks that number formats, packings and observers fulfil their contracts. The checks use a small
+tensor."""
 
 from __future__ import annotations
 
@@ -31,17 +32,18 @@ _SLACK = 1e-6
 def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
     """Check a quantizer's number format, packing and observers on a small tensor, once per quantizer.
 
-    Ranges must be finite and scales positive. Rounding must be in place, must neither make nor hide NaN, and
-    its results must have codes, even for inputs far out of range. Codes and scales must survive packing.
-    Values must keep their order up to the largest, which must be the declared one; everything beyond
-    saturates at it. There must be no more values than the declared bits can represent.
+    Ranges must be finite, and scales must be positive. Rounding must be in place. It must not create NaN from
+    other values, and must return NaN for NaN. Its results must have codes, even if inputs are far out of
+    range. Packing and unpacking must return the same codes and scales. Rounding must preserve the order of
+    values. The largest rounded value must be the declared maximum, and larger inputs must saturate at it.
+    There must be no more values than the declared bits can represent.
 
     Args:
         quantizer: The quantizer of a valid spec.
-        activation: Whether the tensor is an activation, whose codes are never stored.
+        activation: Whether the tensor is an activation. Codes of activations are never stored.
 
     Raises:
-        PluginError: A check fails; the message names the plugin, the format or observer, and the error.
+        PluginError: A check fails. The message names the plugin, the format or observer, and the error.
     """
     _check(quantizer, activation)
 
@@ -70,9 +72,10 @@ def _check(quantizer: TensorQuantizer, activation: bool) -> None:
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
-    """Return normally distributed rows of many magnitudes, a zero row, a positive and a negative row.
+    """Return a test tensor. It has a row of zeros, a row of positive values and a row of negative values.
 
-    It is the same each time.
+    The other rows are normally distributed with different standard deviations. Each call returns the same
+    values.
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator, dtype=torch.float32) * 2.0 ** (torch.arange(shape[0]) % 13 - 6)[:, None]
@@ -103,7 +106,7 @@ def _check_observer(level: SingleLevelQuantizer, x: Tensor) -> None:
 
 
 def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
-    """Return why the rounding of a format is wrong, as a verb phrase, or None."""
+    """Return why the rounding of a format is wrong, as a verb phrase. Return None if no error is found."""
     if level.is_float:
         return None
     t = level.granularity.rows(x.clone()).contiguous()
@@ -123,9 +126,9 @@ def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
 
 
 def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
-    """Return the error in the values of a format, as a verb phrase, or None.
+    """Return the error in the values of a format, as a verb phrase. Return None if no error is found.
 
-    Formats that round vectors are not checked: their single elements have no order.
+    The function does not check formats that round vectors, because their single elements have no order.
     """
     if level.is_float or level.spec.is_scale_quant or level.format.vector > 1 or level.format.table_shape is not None:
         return None
@@ -158,7 +161,8 @@ def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
 
 
 def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:
-    """Return why scales, values, codes or packing are wrong, as a verb phrase, or None."""
+    """Return why scales, values, codes or packing are wrong, as a verb phrase. Return None if no error is
+    found."""
     shape = tuple(x.shape)
     qparams: Any = quantizer.find_qparams(x) if not quantizer.is_float else QParams(torch.ones((), dtype=torch.float32))
     if not isinstance(qparams, QParams):

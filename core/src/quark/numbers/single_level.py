@@ -1,8 +1,8 @@
-"""SingleLevelQuantizer: quantizes a tensor by a spec of one level, with any format and granularity.
+"""`SingleLevelQuantizer` quantizes a tensor as a spec of one level says, with any format and granularity.
 
-The arithmetic is ``x / scale``, rounded by the format about its zero point, and back, in float32 for any
-dtype of the tensor. It runs in tiles that stay in the cache, so that memory is read and written once, however
-many steps there are.
+The quantizer divides ``x`` by the scale. The format rounds the result, and the quantizer multiplies it by the
+scale again. All steps compute in float32, whatever the dtype of the tensor is. They process tiles that stay
+in the cache, so that each element is read from memory and written to memory only once.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Tile = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 @attrs.frozen(eq=False)
 class SingleLevelQuantizer(TensorQuantizer):
-    """Quantizer of one level; `quark.numbers.TensorQuantizer` documents the methods.
+    """A quantizer with one level. `quark.numbers.TensorQuantizer` documents the methods.
 
     Attributes:
-        spec: The tensor's quantization.
+        spec: The canonical spec.
         granularity: Which elements share a scale.
         format: The number format.
-        observer_class: Class that finds ranges.
+        observer_class: The class of the observer that computes ranges.
     """
 
     spec: QTensorConfig
@@ -80,7 +80,7 @@ class SingleLevelQuantizer(TensorQuantizer):
 
     @property
     def has_one_product(self) -> bool:
-        """True."""
+        """Always True."""
         return True
 
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
@@ -131,13 +131,15 @@ class SingleLevelQuantizer(TensorQuantizer):
         return self._observed(x)
 
     def with_learned_table(self, x: Tensor, qparams: QParams, importance: Tensor | None = None) -> QParams:
-        """Return scales with the table that the format learns for a weight, if it has tables.
+        """Return ``qparams`` and the table that the format learns for the weight ``x``.
+
+        If the format has no table, return ``qparams`` unchanged.
 
         Args:
             x: The weight ``[O, I]``.
-            qparams: Its scales.
-            importance: Second moments of its input channels, ``[I]``, or any multiple of them; None weighs
-                all channels alike.
+            qparams: The scales of the weight.
+            importance: The second moments ``[I]`` of the input channels, or any multiple of them. If it is
+                None, all channels have the same weight.
         """
         if self.format.table_shape is None:
             return qparams
@@ -190,7 +192,7 @@ class SingleLevelQuantizer(TensorQuantizer):
         return self._rounded(x, qparams, result, rescale=True)
 
     def in_scales(self, x: Tensor, qparams: QParams) -> Tensor:
-        """Return the float32 values of the codes of ``x`` before they are multiplied by scales.
+        """Return the rounded values of ``x`` in units of the scales, as float32 values.
 
         The spec must be symmetric.
         """
@@ -301,13 +303,17 @@ class SingleLevelQuantizer(TensorQuantizer):
             result.copy_(self.granularity.restore(rows, tuple(result.shape)))
 
     def _scaled(self, source: Tensor, factor: Tensor, out: Tensor) -> Tensor:
-        """Write the scaled values of one tile to ``out``, and return them."""
+        """Divide ``source``, the elements of one tile, by the scales. Write the result to ``out`` and return
+        it.
+
+        ``factor`` contains the scales, or their reciprocals if the format multiplies by them.
+        """
         # If dtypes differ, torch would allocate a converted operand.
         values = out.copy_(source) if source.dtype.itemsize < out.dtype.itemsize else source
         return torch.mul(values, factor, out=out) if self.format.by_reciprocal(self.spec) else torch.div(values, factor, out=out)
 
     def _tiles(self, x: Tensor, target: Tensor, qparams: QParams) -> Iterator[Tile]:
-        """Yield the tiles of ``x`` and ``target``. ``target`` is a matrix with one row for each scale."""
+        """Yield the tiles of ``x`` and ``target``. The matrix ``target`` has one row for each scale."""
         if x.numel() == 0:
             return
         rows = self.granularity.rows(x)
@@ -330,7 +336,7 @@ class SingleLevelQuantizer(TensorQuantizer):
 def _are_powers_of_two(qparams: QParams) -> bool:
     """Return whether all scales are powers of two.
 
-    If so, the scaled values have the same mantissas as the tensor.
+    If all of them are, the scaled values have the same mantissas as the tensor.
     """
     if qparams.outer_scale is not None or qparams.scale.dtype is not torch.float32:
         return False

@@ -79,8 +79,8 @@ class TensorQuantizer(ABC):
 
     @abstractmethod
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Return why a tensor with shape ``shape`` cannot be quantized, with the fix, or None if it can
-        be."""
+        """Return None if a tensor with shape ``shape`` can be quantized. Otherwise return an error message
+        that says why not, and what to change."""
 
     @abstractmethod
     def observer(self) -> Observer:
@@ -101,20 +101,20 @@ class TensorQuantizer(ABC):
 
     @abstractmethod
     def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
-        """Return scales and zero points of the stored level, as in `QParams`, for ranges of a weight.
+        """Return the scales and zero points of the stored level for ranges of a weight.
 
         Args:
-            low: The lower ends of the ranges, as a float32 tensor of any shape. They are not divided by
-                ``outer``.
+            low: The lower ends of the ranges, as a float32 tensor of any shape. They are in the units of the
+                weight, so they are not divided by ``outer``.
             high: The upper ends of the ranges, in the same form as ``low``.
-            outer: The `outer_scale`, broadcast over ``low``.
-            observed: Whether the ends are values of the weight. If so, an earlier level rounds them first. If
-                not, a search has chosen the ends.
+            outer: The result of `outer_scale`, in a shape that can be broadcast over ``low``.
+            observed: Whether the ends are values of the weight. If they are, an earlier level rounds them
+                first. If they are not, a search has chosen the ends.
         """
 
     @abstractmethod
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
-        """Return the scales of ``x``, which the spec's observer computes from ``x``.
+        """Return the scales of ``x``. The observer of the spec computes them from ``x``.
 
         Args:
             x: The tensor.
@@ -152,7 +152,7 @@ class TensorQuantizer(ABC):
     def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
         """Return whether rounded values that are cast to ``dtype`` have the same codes as the float values.
 
-        If so, the codes of a float tensor can be computed and stored without its rounded values.
+        If they do, quark can compute and store the codes of a float tensor without computing rounded values.
         """
         return False
 

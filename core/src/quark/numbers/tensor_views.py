@@ -1,4 +1,5 @@
-"""ViewedQuantizer: quantizes a tensor through a view that puts its channels where quantizers expect them.
+"""`ViewedQuantizer` quantizes a tensor through a view. The view moves the channels to the axis at which
+quantizers expect them.
 
 Quantizers expect the output channels of a weight on its first axis, and the input channels of a weight and
 the features of an activation on the last axis. A convolution has its channels elsewhere. Its layer type
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class TensorView(Protocol):
-    """An arrangement of the elements of a tensor, and the way back.
+    """A rearrangement of the elements of a tensor that can be undone.
 
-    It is a value: equal views are equal and have the same hash.
+    Two views that do the same compare equal and have the same hash.
     """
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -39,8 +40,8 @@ class TensorView(Protocol):
         """Undo `arranged`: return the elements as a tensor whose shape is ``shape``."""
 
     def error(self, granularity: Granularity) -> str | None:
-        """Return why scales of ``granularity`` do not fit this arrangement, with the fix, or None if they
-        fit."""
+        """Return None if scales of ``granularity`` fit this arrangement. Otherwise return an error message
+        that says why not, and what to change."""
 
 
 def output_first_shape(shape: tuple[int, ...], groups: int = 1) -> tuple[int, ...]:
@@ -58,8 +59,9 @@ def output_first_shape(shape: tuple[int, ...], groups: int = 1) -> tuple[int, ..
 class KernelMatrix:
     """The weight of a convolution as the matrix ``[out, kernel positions · in / groups]``.
 
-    A row is an output channel. Input channels are innermost, so that groups of scales run along the input
-    channels of one kernel position if the group size divides them.
+    A row is an output channel. Within a row, the input channels of one kernel position are adjacent. So a
+    group that shares a scale contains input channels of only one kernel position if the group size divides
+    their number.
 
     Attributes:
         is_transposed: Whether the weight is ``[in, out / groups, *kernel]`` instead of
@@ -96,9 +98,9 @@ class KernelMatrix:
 
 
 def _exchanged(weight: Tensor, groups: int) -> Tensor:
-    """Return a weight ``[in, out / groups, …]`` as ``[out, in / groups, …]``, or the other way round.
+    """Rearrange a weight of shape ``[in, out / groups, …]`` to the shape ``[out, in / groups, …]``, or back.
 
-    The result is a view if there is one group; otherwise it is a copy.
+    The result is a view if there is one group. Otherwise it is a copy.
     """
     if groups == 1:
         return weight.transpose(0, 1)
@@ -107,10 +109,11 @@ def _exchanged(weight: Tensor, groups: int) -> Tensor:
 
 @attrs.frozen
 class ChannelsLast:
-    """The input or the output of a convolution, ``[batch, channels, …]``, with its channels last.
+    """Moves the channels to the last axis. The tensor ``[batch, channels, …]`` is the input or the output of
+    a convolution.
 
     Attributes:
-        axis: Axis of the channels; negative, because a tensor may have no batch.
+        axis: The axis of the channels. It is negative, because a tensor may have no batch axis.
     """
 
     axis: int
@@ -145,13 +148,13 @@ def _viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
 
 @attrs.frozen(eq=False)
 class ViewedQuantizer(TensorQuantizer):
-    """Quantizer of the arrangement of a tensor.
+    """A quantizer that rearranges a tensor before it quantizes the elements.
 
     `quark.numbers.TensorQuantizer` documents the methods.
 
-    Scales have the shapes of the arrangement's scales. Codes have the shape of the tensor if they are stored
-    one by one, with scales of the tensor or of channels. Packed or grouped codes have the shape of the
-    arrangement.
+    Scales have the shapes of the rearranged tensor's scales. Stored codes have the shape of the original
+    tensor if they are not packed and if there is one scale for the tensor or for each channel. Packed codes,
+    and codes with scales of groups, have the shape of the rearranged tensor.
 
     Attributes:
         inner: The quantizer of the arranged tensors.
@@ -246,7 +249,7 @@ class ViewedQuantizer(TensorQuantizer):
 
 
 class _ViewedObserver(Observer):
-    """Passes the arrangement of each tensor to an observer."""
+    """An observer that rearranges each tensor and passes the result to another observer."""
 
     def __init__(self, inner: Observer, view: TensorView) -> None:
         super().__init__(inner.spec, inner.granularity)

@@ -1,8 +1,8 @@
-"""Large tensors in parts that fit into caches: parts, scratch memory for tiles, casts that stay finite.
+"""Functions that process large tensors in parts, provide scratch memory for tiles, and cast to finite values.
 
-Each part is read from memory once, and its temporaries are small. A thread reuses their memory for the next
-tile and the next tensor: fresh memory costs several times the arithmetic in a cache, because the system
-provides it page by page and clears each page.
+A part fits into the cache. It is read from memory once, and its temporary tensors are small. A thread reuses
+the memory of these temporary tensors for the next tile and the next tensor. Newly allocated memory would take
+several times as long as the arithmetic, because the system provides memory page by page and clears each page.
 
 Results are cast without overflow, because rounding may go up. The largest magnitude of a symmetric INT4
 tensor lies at 7.5 steps and is rounded to 8. In a float16 tensor, 62,000 then becomes 66,133, which is beyond
@@ -27,13 +27,16 @@ _KEPT = 1 << 20
 
 
 def scratch(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use: str) -> Tensor:
-    """Return uninitialized, contiguous memory, which is valid until the thread asks for ``use`` again.
+    """Return a contiguous tensor of uninitialized memory.
+
+    The result is valid until the same thread calls the function with the same ``use`` again.
 
     Args:
         shape: Shape of the result.
         dtype: Dtype of the result.
-        device: On devices other than the CPU, and for more than a tile, the memory is fresh.
-        use: Purpose: pieces of scratch memory that are needed at once must have different purposes.
+        device: Device of the result. On devices other than the CPU, and for more than a tile, each call
+            allocates new memory.
+        use: A name of the purpose. Scratch tensors that are used at the same time must have different names.
     """
     if device.type != "cpu" or math.prod(shape) * dtype.itemsize > _KEPT:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -41,9 +44,9 @@ def scratch(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use:
 
 
 def kept_room(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use: str) -> Tensor:
-    """Return scratch memory of any size on any device, as `scratch` does.
+    """Return scratch memory like `scratch`, but reuse memory of any size and on any device.
 
-    A thread keeps the largest piece.
+    For each ``use`` and device, a thread does not free the largest piece of memory that was requested.
     """
     rooms: dict[tuple[str, torch.device], Tensor] = _LOCAL.__dict__.setdefault("rooms", {})
     size = math.prod(shape) * dtype.itemsize
@@ -65,12 +68,12 @@ def in_parts(x: Tensor, result: Tensor, scale_shape: tuple[int, ...], work: Call
     """Call ``work`` on parts of ``x`` and of ``result``, and return the joined scales.
 
     Args:
-        x: A tensor of any shape; it is cut between vectors along its last axis.
-        result: A contiguous tensor of the same shape; ``work`` fills its parts. It may be ``x`` if nothing is
-            filled.
+        x: A tensor of any shape. Each part contains whole vectors along the last axis.
+        result: A contiguous tensor with the shape of ``x``, whose parts ``work`` fills. It may be ``x`` if
+            ``work`` fills nothing.
         scale_shape: Shape of the scales of the whole tensor.
-        work: Takes a part of ``x`` and of ``result``, both ``[vectors, length]``, and returns the part's
-            scales. The outer scale must be the same for all parts.
+        work: A function of a part of ``x`` and the same part of ``result``, both of shape ``[vectors,
+            length]``. It returns the scales of the part. The outer scale must be the same for all parts.
     """
     vectors = x.reshape(-1, x.shape[-1])
     target = vectors if result is x else result.view(-1, x.shape[-1])
@@ -94,16 +97,16 @@ it.
 def cast_finite(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Cast ``values`` to ``dtype``.
 
-    Values beyond its range become its largest finite value, and NaN stays NaN.
+    Values beyond the range of ``dtype`` become the largest finite value with the same sign. NaN stays NaN.
     """
     limit = torch.finfo(dtype).max
     return values.to(dtype) if limit > _LARGEST_OF_NARROW else values.clamp(-limit, limit).to(dtype)
 
 
 def keep_finite_(x: Tensor) -> Tensor:
-    """Replace infinities in ``x`` in place by the largest finite value of its dtype, and return ``x``.
+    """Replace infinities in ``x`` in place, and return ``x``.
 
-    NaN stays NaN.
+    An infinity becomes the largest finite value of the dtype with the same sign. NaN stays NaN.
     """
     limit = torch.finfo(x.dtype).max
     return x if limit > _LARGEST_OF_NARROW else x.clamp_(-limit, limit)

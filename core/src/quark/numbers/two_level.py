@@ -1,8 +1,8 @@
-"""TwoLevelQuantizer: the second level quantizes the scales of the first, as in NVFP4.
+"""`TwoLevelQuantizer` has a second level that quantizes the scales of the first level, as in NVFP4.
 
-``value = code · block scale · outer scale``. Block scales have a narrow format. The outer scale over the
-whole tensor maps the largest block scale to the largest value of that format. Source: NVIDIA's
-NVFP4; AMD Quark 0.13's ``ScaleQuantSpec``.
+A value is ``code · block scale · outer scale``. Block scales have a narrow number format. The whole tensor
+has one outer scale, chosen such that the largest block scale becomes the largest value of this format.
+Sources: NVIDIA's NVFP4, and ``ScaleQuantSpec`` of AMD Quark 0.13.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ The value is float32's machine epsilon, as in AMD Quark.
 class TwoLevelQuantizer(TensorQuantizer):
     """A quantizer whose scales are quantized too. `quark.numbers.TensorQuantizer` documents the methods.
 
-    `QParams` hold the block scales as values of the scale level's format, and the outer scale. For
-    activations with dynamic blocks, only the outer scale is kept, as ``scale``: block scales are found at
-    each call.
+    `QParams` contain the outer scale and the block scales. Block scales are values of the scale level's
+    number format. For activations with dynamic block scales, the field ``scale`` contains the outer scale,
+    and each call computes the block scales.
 
     Attributes:
         element_level: The quantizer of the elements, which computes float32 scales of blocks.
@@ -60,7 +60,7 @@ class TwoLevelQuantizer(TensorQuantizer):
 
     @property
     def has_tensor_scale(self) -> bool:
-        """True: the outer scale."""
+        """Always True, because the whole tensor has one outer scale."""
         return True
 
     @property
@@ -81,7 +81,7 @@ class TwoLevelQuantizer(TensorQuantizer):
         return self.scale_level.observer()
 
     def qparams_from(self, observer: Observer) -> QParams:
-        """Return only the outer scale: block scales are found from the tensor itself."""
+        """Return only the outer scale. Block scales are computed from the tensor itself."""
         low, high = observer.range()
         # One division by both largest magnitudes, so that nothing is rounded in between.
         outer = divided(torch.maximum(-low, high), _max_magnitude(self.element_level) * _max_magnitude(self.scale_level))
@@ -111,7 +111,8 @@ class TwoLevelQuantizer(TensorQuantizer):
         return self.element_level.fake_quantize(x, qparams, out=out)
 
     def _round_under(self, outer: Tensor, x: Tensor, out: Tensor | None) -> tuple[Tensor, QParams]:
-        """Return ``x`` rounded under an outer scale, and its scales."""
+        """Compute block scales of ``x`` for a given outer scale, and return the rounded values and the
+        scales."""
         if (fused := self._fused(x)) is not None:
             result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
             return result, fused.found(x, result, self._relative(outer))
@@ -158,7 +159,7 @@ class TwoLevelQuantizer(TensorQuantizer):
         return QParams(torch.ones(self.granularity.scale_shape(shape), dtype=torch.float32, device=device), None, outer)
 
     def _block_qparams(self, x: Tensor, outer: Tensor) -> QParams:
-        """Return the block scales of ``x`` relative to ``outer``, together with ``outer``."""
+        """Return the outer scale ``outer`` and the block scales of ``x``, in units of ``outer``."""
         if x.numel() == 0:
             return QParams(torch.ones(self.granularity.scale_shape(tuple(x.shape)), device=x.device, dtype=torch.float32), None, outer)
         if (fused := self._fused(x)) is not None:
@@ -173,12 +174,13 @@ class TwoLevelQuantizer(TensorQuantizer):
         return QParams(self._stored(divided(torch.maximum(-low, high), _max_magnitude(self.element_level)) / outer), None, outer)
 
     def _fused(self, x: Tensor) -> FusedRounding | None:
-        """Return the kernel that finds relative scales and rounds in one pass, or None."""
+        """Return the kernel that computes block scales and rounds in one pass, or None if torch operations do
+        this."""
         fused = fused_rounding(self.element_level, x)
         return fused if fused is not None and fused.finds_scales and device_code(self.scale_level) is not None else None
 
     def _relative(self, outer: Tensor) -> RelativeScales:
-        """Return how the kernel finds scales relative to ``outer``, as `_block_qparams` does."""
+        """Return the parameters with which the kernel computes the same block scales as `_block_qparams`."""
         return RelativeScales(self.scale_level, outer, _max_magnitude(self.element_level), not self._keeps_outer_only)
 
     def _stored(self, relative: Tensor) -> Tensor:

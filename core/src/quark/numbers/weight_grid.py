@@ -1,4 +1,4 @@
-"""WeightGrid: the values that the weights of a rounding task can have, for column-by-column rounding.
+"""`WeightGrid` represents the values that weights can have, for algorithms that round column by column.
 
 Layers that share an input are stacked and transposed into one matrix ``Wt [K, N]``, with K input channels and
 the N output channels of all layers. An input channel, which is a column of the weight, is then contiguous in
@@ -32,25 +32,26 @@ _RANGES = (1.0, 1.3, 1.7, 3.1, 23.0)
 
 
 class WeightGrid:
-    """Scales and rounding of stacked weights, for any `TensorQuantizer`.
+    """Computes the scales of stacked weights and rounds the weights, for any `TensorQuantizer`.
 
     Args:
-        quantizers: The weight quantizer of each layer; all have one spec.
-        rows: Number of output channels of each layer, N in total.
-        weight: ``Wt [K, N]``, float32; outer scales, and scales that span rows, are found from it.
+        quantizers: The weight quantizer of each layer. All layers must have the same spec.
+        rows: The number of output channels of each layer. Their sum is N.
+        weight: The float32 weights ``Wt [K, N]``. Outer scales are computed from them, and so are scales that
+            several rows share.
         shared: Whether the layers share the scale that spans a whole tensor.
-        importance: Second moments of the input channels, ``[K]``: weights of the channels when a format
-            learns a table. None weighs all channels alike.
+        importance: The second moments ``[K]`` of the input channels. A format that learns a table weights the
+            channels by them. If it is None, all channels have the same weight.
 
     Attributes:
-        columns: K, the number of input channels.
-        group: Number of consecutive input channels that share a scale; K if there is one scale for each row,
-            tensor or block of rows.
-        fixed: The scales of round-to-nearest, if scales span rows or groups and so cannot be found group by
-            group; else None.
-        spans: Index of the scale of each group of each row, ``[groups, N]``, if scales span rows or groups;
-            else None.
-        number_of_spans: Number of these scales; 0 if none span rows or groups.
+        columns: The number K of input channels.
+        group: The number of consecutive input channels that share a scale. It is K if there is one scale for
+            each row, tensor or block of rows.
+        fixed: The scales of round-to-nearest if scales span several rows or groups, and None otherwise. Such
+            scales cannot be computed group by group.
+        spans: The index of the scale of each group of each row, with shape ``[groups, N]``, if scales span
+            several rows or groups. Otherwise None.
+        number_of_spans: The number of scales that span several rows or groups.
         vector: How many channels in a row are rounded together (`quark.numbers.NumberFormat.vector`).
         table: The table of the layer's format, or None. A layer with a table has a grid of its own.
     """
@@ -87,17 +88,21 @@ class WeightGrid:
         self.fixed = self._fixed_scales(weight, common) if group is None else None
 
     def of_rows(self, rows: slice) -> WeightGrid:
-        """Return a grid of some rows that can only find scales and round; of all rows if `fixed` is set."""
+        """Return a grid of the rows ``rows``. Only its methods that compute scales and round may be used.
+
+        If `fixed` is set, ``rows`` must contain all rows.
+        """
         part = copy.copy(self)
         part._outer = None if self._outer is None else self._outer[rows]
         return part
 
     def scales(self, w: Tensor) -> GroupScales:
-        """Return the scales of ``w [m · group, N]`` from its own ranges, as in round-to-nearest."""
+        """Return the scales of ``w [m · group, N]`` for the ranges of its values, as in round-to-nearest."""
         return self._scales_from_ranges(*self.ranges(w), observed=True)
 
     def scales_of_ranges(self, low: Tensor, high: Tensor) -> GroupScales:
-        """Return scales for ranges ``[m, N]`` that a search chose, in the form that the spec stores."""
+        """Return the scales for ranges ``[m, N]`` that a search has chosen. The scales have the format of the
+        spec."""
         return self._scales_from_ranges(low, high, observed=False)
 
     def _scales_from_ranges(self, low: Tensor, high: Tensor, *, observed: bool) -> GroupScales:
@@ -105,9 +110,10 @@ class WeightGrid:
         return self._group_scales(qparams.scale, qparams.zero_point, self._outer)
 
     def with_subscales(self, w: Tensor, scales: GroupScales) -> GroupScales:
-        """Return scales with the subscales of a microexponent format, chosen from ``w [m · group, N]``.
+        """Return the scales multiplied by the subscales of a microexponent format for ``w [m · group, N]``.
 
-        They have one row for each input channel. Formats without subscales return ``scales`` itself.
+        The result has one row for each input channel. If the format has no subscales, return ``scales``
+        itself.
         """
         if not self.has_subscales:
             return scales
@@ -124,9 +130,10 @@ class WeightGrid:
         return self.table is None and self._element_format is not self._level.format
 
     def round_(self, t: Tensor, scales: GroupScales) -> Tensor:
-        """Round ``t [m · group, N]``, or ``[N]`` with the scales of one group, in place, and return it.
+        """Round ``t`` in place, and return ``t``.
 
-        ``[N]`` is for formats whose `vector` is 1.
+        The shape of ``t`` is ``[m · group, N]``. If `vector` is 1, it may also be ``[N]``. ``scales`` then
+        contains the scales of one group.
         """
         size = 1 if t.ndim == 1 else t.shape[0] // scales.scale.shape[0]
         if size > 1:
@@ -135,7 +142,10 @@ class WeightGrid:
         return self._round(t, scales)
 
     def error(self, w: Tensor, scales: GroupScales, out: Tensor) -> Tensor:
-        """Write ``w − Q(w)`` of a contiguous ``w [m · group, N]`` to ``out`` in few passes, and return it."""
+        """Write the rounding error ``w − Q(w)`` to ``out``, and return ``out``. Q means rounding.
+
+        ``w [m · group, N]`` must be contiguous.
+        """
         size = w.shape[0] // scales.scale.shape[0]
         w, out, scales = w.view(-1, size, w.shape[1]), out.view(-1, size, w.shape[1]), scales.map(lambda x: x.unsqueeze(1))
         return torch.addcmul(w, self._steps(w, scales, out), scales.scale, value=-1, out=out).view(-1, w.shape[2])
@@ -148,11 +158,11 @@ class WeightGrid:
         The results equal the results of `round_`.
 
         Args:
-            scales: Scales of all groups, or of all channels (`with_subscales`).
-            order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``. A vector
-                stays together.
-            first: Index of the first channel, if ``scales`` has one row for each of several channels.
-            order_on_host: ``order`` as a list, if you have it; otherwise it is read from its device.
+            scales: The scales of all groups, or those of all channels (`with_subscales`).
+            order: A permutation ``[K]`` of the channels. If it is set, number k means channel ``order[k]``.
+                The channels of a vector must stay adjacent.
+            first: The index of the first channel if ``scales`` has one row for each of several channels.
+            order_on_host: The same permutation as a list. If it is None, ``order`` is copied from its device.
         """
         size = self.columns // scales.scale.shape[0] if first is None else 1
         return ColumnRounder(self._element_format, self._level.spec, scales, size, order, first or 0, order_on_host)
@@ -161,7 +171,10 @@ class WeightGrid:
         return self._steps(t, scales, t).mul_(scales.scale)
 
     def _steps(self, t: Tensor, scales: GroupScales, out: Tensor) -> Tensor:
-        """Write grid values, in units of the scales, to ``out``, which may be ``t``, and return it."""
+        """Round ``t``, write the rounded values in units of the scales to ``out``, and return ``out``.
+
+        ``out`` may be the same tensor as ``t``.
+        """
         if scales.inverse is None:
             torch.div(t, scales.scale, out=out)
         else:
@@ -174,7 +187,7 @@ class WeightGrid:
         return out if scales.zero is None else out.sub_(scales.zero)
 
     def qparams(self, scales: GroupScales) -> list[QParams]:
-        """Return the scales of each layer's quantizer, from the scales of all groups."""
+        """Split the scales of all groups, and return the scales of each layer."""
         qparams = []
         for index, quantizer in enumerate(self._quantizers):
             rows, reduce_scale = self._slice(index), quantizer.granularity.reduce_scale
@@ -185,11 +198,12 @@ class WeightGrid:
         return qparams
 
     def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams, Tensor | None]]:
-        """Return the weight, the scales and the codes of each layer, from values on the grid ``[K, N]``.
+        """Split the rounded values ``qt [K, N]``, and return the weight, the scales and the codes of each
+        layer.
 
-        Weights ``[rows, K]`` are exactly the values of `dequantize`, in ``dtype``. A value beyond the range
-        of ``dtype`` becomes the nearest value of the grid in that range, or the largest value of ``dtype``.
-        Codes are None if rounding has found none.
+        The weights ``[rows, K]`` are exactly the values that `dequantize` returns, cast to ``dtype``. A value
+        beyond the range of ``dtype`` becomes the nearest value of the grid in this range, or the largest
+        value of ``dtype``. Codes are None if they have not been computed.
         """
         layers = []
         limit = torch.finfo(dtype).max
@@ -207,7 +221,7 @@ class WeightGrid:
 
     @property
     def has_powers_of_two(self) -> bool:
-        """Whether `scales_of_ranges` returns powers of two, before multiplication by outer scales."""
+        """Whether the results of `scales_of_ranges` are powers of two if outer scales are left out."""
         high = torch.tensor(_RANGES, dtype=torch.float32)
         outer = None if self._outer is None else torch.ones((), dtype=torch.float32)
         scale = self._quantizers[0].scales_from_ranges(-high, high, outer, observed=False).scale
@@ -215,14 +229,16 @@ class WeightGrid:
 
     @property
     def max_magnitude(self) -> float:
-        """Largest representable magnitude in units of the scale, for symmetric specs."""
+        """The largest magnitude that the format can represent under a symmetric spec, in units of the
+        scale."""
         return self._level.format.max_magnitude(self._level.spec)
 
     @property
     def gap(self) -> float:
-        """Ratio of an element's two largest magnitudes: 1.5 in FP4, 8 / 7 in INT4, about 1 in INT8.
+        """The ratio of the two largest magnitudes of an element: 1.5 in FP4, 8 / 7 in INT4, about 1 in INT8.
 
-        It is 1 if only 0 lies below the largest magnitude, as in a ternary format, and for vectors.
+        The ratio is 1 if 0 is the only smaller magnitude, as in a ternary format. It is also 1 if the format
+        rounds vectors.
         """
         if self.vector > 1:
             return 1.0
@@ -232,18 +248,22 @@ class WeightGrid:
         return largest / max(below[(below > 0) & (below < largest)].tolist(), default=largest)
 
     def _table(self, weight: Tensor, importance: Tensor | None) -> Tensor | None:
-        """Return the table for the weight ``[K, N]``, under the scales of round-to-nearest, or None."""
+        """Return the table that the format learns for ``weight [K, N]`` with the scales of round-to-nearest.
+
+        Return None if the format has no table.
+        """
         if self._level.format.table_shape is None:
             return None
         if len(self._quantizers) > 1:
-            raise ConfigError(f"each layer has a table of its own in {self._level.format.name}: make a grid for each of them")
+            raise ConfigError(f"each layer has its own table in the format {self._level.format.name}. Make one WeightGrid for each layer")
         w = weight.t()
         observer = self._level.observer()
         observer.observe(w)
         return self._level.with_learned_table(w, self._level.qparams_from(observer), importance).table
 
     def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
-        """Return the outer scale of each layer, ``[]`` or ``[rows]``; None if the quantizers have none."""
+        """Return the outer scale of each layer, with shape ``[]`` or ``[rows]``. Return None if the
+        quantizers have no outer scales."""
         scales = []
         for index, quantizer in enumerate(self._quantizers):
             scale = quantizer.outer_scale(weight[:, self._slice(index)].t(), common)
@@ -257,7 +277,8 @@ class WeightGrid:
         return slice(start, start + self._rows[index])
 
     def _fixed_scales(self, weight: Tensor, common: Observer | None) -> GroupScales:
-        """Return scales that span rows, from the ranges of each layer, for every row and group."""
+        """Compute scales that span several rows from the ranges of each layer. Repeat them for every row and
+        group."""
         is_shared = common is not None and self._outers is None
         count = 0
         for index in range(len(self._quantizers)):
@@ -272,7 +293,8 @@ class WeightGrid:
         return self._spanning_scales(torch.ones(count, device=weight.device, dtype=torch.float32), observed=True)
 
     def _level_range(self, weight: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Return low and high of the stored level for a weight ``[K, rows]``, in the weight's units."""
+        """Return the ends of the stored level's ranges for ``weight [K, rows]``, not divided by outer
+        scales."""
         observer = self._level.observer()
         if self._outers is None or self._level.observer_class.is_extremes:
             observer.observe(weight.t())
@@ -282,9 +304,9 @@ class WeightGrid:
         return low * self._outers[index], high * self._outers[index]
 
     def spanning(self, factor: Tensor) -> GroupScales:
-        """Return scales that span rows, for their ranges times ``factor``.
+        """Multiply the ranges of scales that span several rows by ``factor``, and return the new scales.
 
-        ``factor`` has one element for each number in ``spans``.
+        ``factor`` has one element for each number in `spans`.
         """
         return self._spanning_scales(factor, observed=False)
 
@@ -298,12 +320,16 @@ class WeightGrid:
         return self._group_scales(self._spread([q.scale for q in parts]), self._spread(zeros) if zeros else None, self._outer)
 
     def _spread(self, parts: Sequence[Tensor]) -> Tensor:
-        """Expand tensors of scales that span rows, one for each layer, to ``[groups, N]``."""
+        """Join and expand the layers' tensors of scales that span several rows to the shape ``[groups,
+        N]``."""
         expand = self._level.granularity.expand_scale
         return torch.cat([expand(x, (rows, self.columns)).t() for x, rows in zip(parts, self._rows, strict=True)], 1).contiguous()
 
     def ranges(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Return low and high ``[m, N]`` of the groups of ``w [m · group, N]``, by the spec's observer."""
+        """Return the lower and upper ends ``[m, N]`` of the ranges of the groups of ``w [m · group, N]``.
+
+        The observer of the spec computes the ranges.
+        """
         groups = w.reshape(-1, self.group, w.shape[1])
         if self._level.observer_class.is_extremes:
             if self._level.spec.symmetric is not False:

@@ -100,9 +100,7 @@ def _has_triton() -> bool:
         if version >= Version(OLDEST_TRITON):
             return True
         reason = f"Triton {version} is too old for the kernels"
-    get_logger(__name__).warning(
-        f"{reason}: PyTorch operations replace the kernels, with the same values but slower. Install Triton {OLDEST_TRITON} or newer"
-    )
+    get_logger(__name__).warning(f"{reason}, so slower PyTorch operations compute the same values. Install Triton {OLDEST_TRITON} or newer")
     return False
 
 
