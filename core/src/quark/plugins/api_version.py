@@ -34,9 +34,9 @@ def as_api_range(value: object) -> ApiRange | None:
 
 
 def refusal(api: ApiRange | None) -> tuple[str, str] | None:
-    """Return a verb phrase that says why this core refuses a plugin for the versions ``api``, and the fix.
+    """Return why this core refuses a plugin that was written for the API versions ``api``, and the fix.
 
-    Return None if this core accepts the plugin.
+    The reason is a verb phrase. Return None if this core accepts the plugin.
     """
     if api is None or api[0] <= API_VERSION <= api[1]:
         return None

@@ -1,4 +1,5 @@
-"""Attribution of errors: an error in the code of a plugin, or about its objects, names the plugin."""
+"""Functions that name a plugin in errors that its code raised, and in errors about objects that it
+provides."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class Origin:
     """Something that a plugin provides, such as an algorithm.
 
     Attributes:
-        what: Description for messages, such as ``"the algorithm 'gptq'"``.
-        source: The plugin that provides it.
+        what: A description for messages, such as ``"the algorithm 'gptq'"``.
+        source: The plugin that provides this object.
     """
 
     what: str
@@ -40,9 +41,9 @@ class Origin:
 
     @property
     def is_checked_whole(self) -> bool:
-        """Whether quark checks every element of the results.
+        """Whether quark checks every element of the object's results.
 
-        It does so for third-party plugins, and for all plugins in strict mode.
+        quark checks every element for third-party plugins, and for all plugins in strict mode.
         """
         return catalog().is_strict or self.source.distribution not in (CORE, *BUILT_IN)
 
@@ -73,19 +74,20 @@ def origin(kind: str, name: str) -> Origin:
 def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
     """Make errors in the body of the ``with`` statement name the plugin whose code raised them.
 
-    This is the plugin with the innermost frame of the traceback. If no frame belongs to a plugin, it is the
-    plugin of ``whose``. An error of the plugin becomes the cause of a `PluginError`. Two kinds of errors keep
-    their type and get a note that names the plugin: errors of `quark.errors`, which plugins raise on purpose,
-    and errors of the machine.
+    The error belongs to the plugin with the innermost frame in the traceback. If no frame belongs to a
+    plugin, the error belongs to the plugin of ``whose``. It becomes the cause of a `PluginError`. Two kinds
+    of errors keep their type and get a note that names the plugin: the classes of `quark.errors`, which
+    plugins raise on purpose, and errors of the machine.
 
     If a plugin called the core and the core raised, the error keeps its type, and a note says that it is a
-    bug of quark-core. ValueError, TypeError and LookupError are no bugs of the core, because the core refuses
-    bad arguments with them. They count as errors of the plugin. Errors outside plugins are not changed. Nor
-    are KeyboardInterrupt, and a SystemExit that no plugin raised, such as after SIGTERM.
+    bug of quark-core. ValueError, TypeError and LookupError are not treated as bugs of the core, because the
+    core raises them for bad arguments. They count as errors of the plugin. Errors outside plugins are not
+    changed. A KeyboardInterrupt is not changed either, nor is a SystemExit that no plugin raised, for example
+    after SIGTERM.
 
     Args:
         doing: Description of the work, such as ``"rounding 'model.layers.0.mlp.up_proj'"``.
-        whose: The object that the body calls, or None if it is not known.
+        whose: The object that the body calls, or None if the object is unknown.
 
     Raises:
         PluginError: The code of a plugin raised an error that does not keep its type.
@@ -121,9 +123,10 @@ def _raised_in(error: BaseException) -> tuple[Source | None, str, str, bool]:
     """Return which plugin's code raised an error, and where.
 
     Returns:
-        The plugin with the innermost frame of the error's traceback, or None if no frame belongs to a plugin.
-        The place in the plugin, ``" (file, line n)"``. The place in the core, if the plugin called the core
-        and the core raised, or else an empty text. Whether the frame that raised belongs to no plugin.
+        Four values. The first is the plugin with the innermost frame of the error's traceback, or None if no
+        frame belongs to a plugin. The second is the place in the plugin, ``" (file, line n)"``. The third is
+        the place in the core if the plugin called the core and the core raised, and an empty string
+        otherwise. The fourth is True if the frame that raised the error belongs to no plugin.
     """
     # Errors of the core belong to no plugin.
     plugins = [source for source in catalog().sources() if source.module and source.distribution != CORE]

@@ -30,7 +30,7 @@ class Catalog:
 
     Args:
         candidates: Plugins to use, in order.
-        settings: Settings that say which plugins to leave out, and whether failures are raised.
+        settings: Settings that choose which plugins to leave out, and whether failures are raised.
 
     Attributes:
         collection: The records, hooks and failures of the plugins.
@@ -179,7 +179,7 @@ def recorded_catalog() -> Catalog:
 
 @contextmanager
 def using(other: Catalog) -> Iterator[Catalog]:
-    """Use another catalog in this process as long as the ``with`` block runs. This is for tests."""
+    """Use the catalog ``other`` in this process until the ``with`` block ends. This is for tests."""
     global _current  # noqa: PLW0603
     before, _current = _current, other
     try:

@@ -36,16 +36,17 @@ Listener = Callable[[Any], object]
 
 
 def _load(entry_point: EntryPoint) -> Any:
-    """Return the object of an entry point. Import its module as in a new process."""
+    """Import the module of an entry point as in a new process, and return the object that the entry point
+    names."""
     imported(entry_point.module)
     return entry_point.load()
 
 
 class Listeners:
-    """An ordered list of listeners. Each has an owner, for messages.
+    """An ordered list of listeners. Each listener has an owner, whose name is shown in messages.
 
     Args:
-        hook: Name of the hook that the listeners implement, for messages.
+        hook: Name of the hook that the listeners implement. Messages show it.
     """
 
     def __init__(self, hook: str) -> None:
@@ -148,7 +149,7 @@ def _is_wrapper(implementation: pluggy.HookImpl) -> bool:
 def _looks_forgotten(plugin: Any, name: str) -> bool:
     """Return whether a function without ``@hookimpl`` was probably meant to implement a hook.
 
-    Such a function is defined in the plugin itself, and its name begins like the name of a hook.
+    Such a function is defined in the plugin itself, and the beginning of its name is that of a hook's name.
     """
     if not name.startswith(("quark_register", "quark_on_")):
         return False
@@ -166,7 +167,7 @@ def _spelling_fix(name: str) -> str:
 
 
 def _complaint(function: Callable[..., Any], hook: str, options: Any) -> tuple[str, str] | None:
-    """Return the error in the implementation of a hook and the fix, or None if there is no error."""
+    """Return the error in the implementation of a hook, and the fix. Return None if there is no error."""
     if hook not in _ARGUMENTS:
         return None if options.get("optionalhook") else (f"there is no hook '{hook}'", _spelling_fix(hook))
     parameters = inspect.signature(function).parameters.values()
@@ -182,11 +183,11 @@ class Collection:
     """The records, hooks and failures of a set of plugins.
 
     Attributes:
-        strict: Whether a failure is raised instead of recorded.
+        strict: Whether quark raises a failure instead of recording it.
         records: Mapping from a kind in the plural to the records of this kind, in the order of discovery.
         failures: Failures, in the order in which they happened.
-        listeners: The event hooks, with their plugins.
-        measuring: The measuring hooks, with their plugins.
+        listeners: The event hooks and the plugins that implement them.
+        measuring: The measuring hooks and the plugins that implement them.
         sources: Mapping from each plugin that was imported and registered to the range of API versions that
             the plugin states. The range is None if the plugin states none.
     """
@@ -262,7 +263,7 @@ class Collection:
                 return
 
     def _called(self, kind: Kind, hook: pluggy.HookCaller, source: Source) -> Iterator[Any]:
-        """Yield the records of a hook, until it raises."""
+        """Yield the records that a hook returns. Stop if the hook raises an exception."""
         results = self._attempt(source, "call", f"the hook '{kind.hook}' raised", hook)
         if results is _NOTHING:
             return
@@ -286,7 +287,7 @@ class Collection:
     def _attempt(self, source: Source, stage: str, doing: str, call: Callable[[], Any], after: str = "", *, fix: str | None = None) -> Any:
         """Return the result of ``call``, which runs plugin code.
 
-        If it raises, record a failure and return `_NOTHING`.
+        If ``call`` raises an exception, record a failure and return `_NOTHING`.
         """
 
         def failed(error: BaseException) -> Any:
@@ -303,9 +304,10 @@ class Collection:
 
 
 def _not_records(results: object, implementations: Sequence[pluggy.HookImpl]) -> str | None:
-    """Return a description of the result of a hook if it is not an iterable of records, or else None.
+    """Return a description of the result of a hook if the result is not an iterable of records.
 
-    A wrapper may join the results of several functions, but must not drop all of them.
+    Return None if it is one. A hook wrapper may join the results of several functions, but must not drop all
+    of them.
     """
     if not isinstance(results, list):  # a wrapper replaced the list
         return _kind_of(results)
@@ -317,7 +319,7 @@ def _not_records(results: object, implementations: Sequence[pluggy.HookImpl]) ->
 
 
 def _defect(kind: Kind, record: Any, taken: set[str]) -> tuple[str, str] | None:
-    """Return the error in a record and the fix, or None if there is no error.
+    """Return the error in a record, and the fix. Return None if there is no error.
 
     Args:
         kind: Kind of the records that the hook must yield.

@@ -60,8 +60,8 @@ class Candidate:
     Attributes:
         source: Where the plugin comes from.
         entry_point: Entry point that leads to the plugin.
-        unmet: Requirements of the distribution that the installed core does not meet. Each is a pair of the
-            requirement and a clause that says why it is not met.
+        unmet: The requirements of the distribution that the installed core does not meet. Each element is a
+            pair: the requirement, and a clause that says why the core does not meet it.
     """
 
     source: Source
@@ -76,7 +76,8 @@ class Settings:
     Attributes:
         strict: Whether quark raises the failure of a plugin, instead of recording it
             (``QUARK_STRICT_PLUGINS``).
-        only: Distributions or entry points to use (``QUARK_PLUGINS``, separated by commas). None uses all.
+        only: Distributions or entry points to use (``QUARK_PLUGINS``, separated by commas). If it is None,
+            quark uses all plugins.
         disabled: Distributions or entry points to leave out, even if they are in ``only``
             (``QUARK_DISABLED_PLUGINS``, separated by commas).
     """
@@ -96,7 +97,8 @@ class Settings:
         )
 
     def left_out_by(self, source: Source) -> str | None:
-        """Return the name of the environment variable that leaves this plugin out, or None if none does."""
+        """Return the name of the environment variable that leaves this plugin out. Return None if no variable
+        does."""
         names = {source.distribution, normalized(source.entry_point)}
         if names & self.disabled:
             return "QUARK_DISABLED_PLUGINS"
@@ -104,7 +106,7 @@ class Settings:
 
 
 def name_in(requirement: str) -> str:
-    """Return the normalized name at the beginning of a requirement. The rest may be malformed.
+    """Return the normalized name at the beginning of a requirement. The text after the name may be malformed.
 
     >>> name_in("Quark_Core[all]>=1,<2")
     'quark-core'
@@ -117,9 +119,10 @@ def _listed(text: str) -> frozenset[str]:
 
 
 def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the requirements on quark-core that the installed quark-core does not meet, each with a reason.
+    """Return the requirements on quark-core that the installed quark-core does not meet. Each has a reason.
 
-    An installer does not install such a plugin, unless a user tells it to ignore dependencies.
+    An installer does not install a plugin with unmet requirements, unless a user tells the installer to
+    ignore dependencies.
     """
     mine = [text for text in requirements if name_in(text) == CORE and text != f"{CORE}=={VERSION}"]
     if not mine:
@@ -142,8 +145,8 @@ def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
 def discover(path: Iterable[str] | None = None, group: str = GROUP) -> tuple[Candidate, ...]:
     """Return the entry points of a group in all distributions, sorted by the name of the distribution.
 
-    If two distributions use the same name for an entry point, both entry points are returned. If a
-    distribution is on the path twice, only its first place counts, as for imports.
+    If two distributions use the same name for an entry point, both entry points are returned. If two folders
+    of ``path`` contain the same distribution, the first folder is used, as for imports.
 
     Args:
         path: Folders to search. The default is ``sys.path``.

@@ -25,7 +25,7 @@ def _read_only(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """Something that happened in a run. Listeners must ignore events whose name they do not know.
+    """Something that happened in a run. Listeners must ignore events whose name is unknown to them.
 
     Attributes:
         name: Kind of the event, such as ``"block_finished"``.
@@ -38,7 +38,8 @@ class Event:
     elapsed: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the event as a dictionary of JSON values: ``event`` (its name), ``version``, and its fields.
+        """Return the event as a dictionary of JSON values, with the keys ``event`` (the event's name),
+        ``version`` and the names of the fields.
 
         Numbers are rounded to six decimals. Numbers that JSON cannot represent (NaN, infinity) become None.
         """
@@ -53,7 +54,8 @@ class RunStarted(Event):
     Attributes:
         source: Path of the checkpoint, or name of the class of a model in memory.
         out: Directory to which the run will write. None if the run writes no files.
-        scheme: Name of the scheme of most layers. None if their configuration is no named scheme.
+        scheme: Name of the scheme of most layers. None if the configuration of these layers is not a named
+            scheme.
         algorithms: Names of the algorithms, in the order of the configuration.
     """
 
@@ -71,7 +73,8 @@ class RunPlanned(Event):
     Attributes:
         blocks: Number of decoder blocks of the model.
         layers: Number of layers to quantize.
-        samples: Number of calibration forward passes of all processes together. 0 if the run needs none.
+        samples: Number of calibration forward passes of all processes together. 0 if the run does not
+            calibrate.
         tokens: Number of calibration tokens.
         two_passes: Whether the samples run through each block twice, to save memory.
         processes: Number of processes that share the run.
@@ -88,14 +91,14 @@ class RunPlanned(Event):
 
 @attrs.frozen(kw_only=True)
 class PhaseStarted(Event):
-    """The run has begun another kind of work, which lasts until the next event of this kind.
+    """The run has begun another phase of its work. The phase lasts until the next `PhaseStarted`.
 
     Attributes:
         phase: Inside a block, the phase is ``"load"``, ``"transforms"``, ``"forward"``, ``"statistics"``,
             ``"solve"``, ``"write"`` or ``"report"`` (the run measures for the report). Outside blocks it can
             also be ``"plan"``, ``"data"`` (the run reads calibration data), ``"validate"`` (the run validates
-            transforms of the whole model), ``"select"``, ``"evaluate"`` or ``"compare"`` (the run compares
-            hidden states).
+            transforms of the whole model), ``"select"`` (the run selects schemes), ``"evaluate"`` or
+            ``"compare"`` (the run compares hidden states).
         block: Full name of the block. None outside blocks.
     """
 
@@ -122,23 +125,23 @@ class BlockStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class BlockFinished(Event):
-    """A block is finished. Each block's `BlockStarted` comes before this event, and blocks come in order.
+    """A block is finished. The run has sent the block's `BlockStarted` before, and it sends blocks in order.
 
     Attributes:
         block: Full name of the block, as in `BlockStarted`.
         number: 1 for the first block, as in `BlockStarted`.
         total: Number of blocks, as in `BlockStarted`.
-        outcome: ``"done"`` if this run has quantized the block, ``"resumed"`` if an earlier, interrupted run
-            did, or ``"other process"`` if another process of the run works on it.
+        outcome: ``"done"`` if this run has quantized the block. ``"resumed"`` if an earlier, interrupted run
+            has quantized the block. ``"other process"`` if another process of the run works on the block.
         seconds: Time that the block took.
-        seconds_left: Estimated time for the remaining blocks at the rate so far. None if it is unknown.
-        phases: Mapping from phase (see `PhaseStarted`) to seconds, as in the report of the run. The times
-            of a block begin when the metrics of the previous block are complete, before the previous block
-            is written. For the first block, they include the forward passes until they reach the block.
+        seconds_left: Estimated seconds for the remaining blocks at the rate so far. None if it is unknown.
+        phases: Mapping from phase (see `PhaseStarted`) to seconds, as in the report of the run. The time of a
+            block begins when the metrics of the previous block are complete, before that block is written.
+            The time of the first block includes the part of the forward passes that precedes the block.
         figures: ``bytes`` is the size of the block's float tensors, and ``layers`` is the number of quantized
             layers. Plugins can add further figures. quark-workbench adds ``snr_db``, the median
-            signal-to-noise ratio of the layers' weights. It also adds the name (``worst``) and the ratio
-            (``worst_snr_db``) of the layer with the lowest ratio.
+            signal-to-noise ratio of the layers' weights. It also adds the name (``worst``) and the
+            signal-to-noise ratio (``worst_snr_db``) of the layer with the lowest ratio.
     """
 
     name: ClassVar[str] = "block_finished"

@@ -1,6 +1,7 @@
 """Failures of plugins.
 
-quark records each failure and warns about it once. Error messages that the failure may explain show it again.
+quark records each failure and warns about it once. An error message shows the failure again if the failure
+may be the cause of the error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def attempted(call: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
 
 
 class PluginWarning(UserWarning):
-    """A plugin, or a part of a plugin, is broken. Everything else works without this part."""
+    """A plugin, or a part of a plugin, is broken. quark continues without the broken part."""
 
 
 @attrs.frozen
@@ -44,8 +45,8 @@ class PluginFailure:
         source: The plugin that failed.
         stage: The stage at which the plugin failed, one of `STAGES`. ``"require"``: the plugin was written
             for another core. ``"import"``: the import of its module raised. ``"register"``: the name or the
-            signature of a hook is wrong. ``"call"``: a hook raised. ``"validate"``: a hook returned something
-            else than records, or a record is not valid.
+            signature of a hook is wrong. ``"call"``: a hook raised. ``"validate"``: a hook returned objects
+            that are not records, or a record is not valid.
         error: A sentence that describes the failure.
         fix: A phrase that says how to repair the plugin, or how to work without it.
         exception: The exception that caused the failure, or None if there was none.
@@ -62,7 +63,7 @@ class PluginFailure:
 
 
 def leave_out(source: Source, error: BaseException | None = None) -> str:
-    """Return the advice to update the plugin or to leave it out, as a phrase for messages.
+    """Return a phrase for messages that advises the user to update the plugin or to leave it out.
 
     Args:
         source: The plugin.
@@ -86,7 +87,8 @@ def warn_once(failures: Iterable[PluginFailure]) -> None:
 def warn_of_unstated(sources: Iterable[Source]) -> None:
     """Warn about plugins that state no version of the plugin API.
 
-    If such a plugin was written for an older version, quark may silently ignore what has been renamed since.
+    If such a plugin was written for an older version, quark may silently ignore its hooks and fields that
+    have been renamed since.
     """
     for source in sources:
         message = (

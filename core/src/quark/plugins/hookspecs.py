@@ -1,4 +1,4 @@
-"""The hooks that a plugin may implement. These docstrings are the manual; their examples run as tests.
+"""The hooks that a plugin may implement. These docstrings are the manual. Tests run their examples.
 
 A plugin is a module (or an object) that implements one or more hooks of `QuarkHooks`. Each implementation is
 marked with `hookimpl`. The distribution names the module in the entry-point group ``quark``::
@@ -15,7 +15,8 @@ is not among them, quark does not use the plugin and warns about this::
     QUARK_API = (2, 2)  # lowest and highest; quark.plugins.API_VERSION is the version of the installed core
 
 In the examples, a comment names the file that contains the code below it. Files that an example names but
-does not show are in ``examples/acme_quant``."""
+does not show are in ``examples/acme_quant``.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +69,9 @@ class QuarkHooks(ModelHooks):
     def quark_register_formats(self) -> Iterable[FormatRecord]:  # type: ignore[empty-body]
         """Return the number formats of a plugin.
 
-        A number format defines the codes of elements and their values, the range, the rounding and the
-        packing. Each record points at an instance of `quark.numbers.NumberFormat` that has the same name and
-        number of bits as the record.
+        A number format defines the codes of elements, the values of the codes, the range, the rounding and
+        the packing. Each record points at an instance of `quark.numbers.NumberFormat` that has the same name
+        and number of bits as the record.
 
         Example::
 
@@ -325,7 +326,7 @@ class QuarkHooks(ModelHooks):
 
         Args:
             event: An instance of a subclass of `Event`, with a ``name``. Ignore events whose name you do not
-                know, because later versions may add events. An implementation may omit this parameter.
+                handle, because later versions may add events. An implementation may omit this parameter.
 
         Example::
 

@@ -43,12 +43,14 @@ class ForwardsStarted(Moment):
 
 @attrs.frozen(kw_only=True, eq=False)
 class InputSeen(Moment):
-    """A calibration run collects statistics of the input of some layers. The moment has its first tokens.
+    """A calibration run collects statistics of the input of some layers. This moment contains the first
+    tokens of the input.
 
     Attributes:
         x: The float input, a tensor of shape ``[tokens, K]`` with K input channels. It is a view of a larger
             tensor.
-        rounded: The quantized input, from which the layers compute. None if the input is not quantized.
+        rounded: The quantized input, which the layers use to compute their output. None if the input is not
+            quantized.
         samples: A dictionary in which a plugin can store a sample of the input, under the name of the plugin.
             `LayersRounded.inputs` contains the sample later.
     """

@@ -13,15 +13,15 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 
 
 class ModelHooks:
-    """Hooks about models. `quark.plugins.hookspecs.QuarkHooks` inherits from this class."""
+    """Hooks that concern models. `quark.plugins.hookspecs.QuarkHooks` inherits from this class."""
 
     @hookspec
     def quark_register_templates(self) -> Iterable[TemplateRecord]:  # type: ignore[empty-body]
         """Return the model families of a plugin. The name of a family is its ``config.model_type``.
 
-        Each record points at an instance of `quark.config.architecture.Architecture`. If transformers does
-        not know the family, the record also names the module that registers the model class with
-        transformers (``modeling``).
+        Each record points at an instance of `quark.config.architecture.Architecture`. If transformers has no
+        model class for the family, the record also names a module (``modeling``) that registers the model
+        class with transformers.
 
         Example::
 
@@ -81,7 +81,8 @@ class ModelHooks:
 
     @hookspec
     def quark_register_quant_modes(self) -> Iterable[QuantModeRecord]:  # type: ignore[empty-body]
-        """Return the quantization modes of a plugin: ways to quantize a model other than layer by layer.
+        """Return the quantization modes of a plugin. A mode quantizes a model in another way than layer by
+        layer.
 
         A user chooses a mode with ``QConfig(quant_mode=NAME)``. Each record points at two functions that
         `ModelQuantizer` then calls: ``plan`` and ``quantize``.
