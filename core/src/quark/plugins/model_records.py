@@ -32,10 +32,10 @@ class TemplateRecord(Record):
         modeling: Name of the module that registers the model class with transformers
             (``AutoConfig.register``, ``AutoModelForCausalLM.register``), such as ``"acme_quant.modeling"``.
             quark imports the module when it reads a ``config.json`` of this model type. None if transformers
-            knows the class.
+            has the class already.
         example: Reference to a function that takes a model type and returns a tiny float model. The
-            conformance suite compares ``architecture`` with this model (see `quark_devkit`). If None, and if
-            transformers knows the family, the suite builds a model from a small configuration.
+            conformance suite compares ``architecture`` with this model (see `quark_devkit`). If it is None
+            and transformers has a class for the family, the suite builds a model from a small configuration.
     """
 
     architecture: Reference | None = attrs.field(converter=as_reference, metadata=_ARCHITECTURE)
@@ -45,7 +45,7 @@ class TemplateRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class RunTimeTemplate(TemplateRecord):
-    """A template that a program registers while it runs. Its name may be any ``config.model_type``.
+    """A template that a program registers while the program runs. Its name may be any ``config.model_type``.
 
     Attributes:
         architecture: Reference to the facts about the family. None if quark infers the facts from the modules
@@ -63,20 +63,20 @@ class LayerTypeRecord(Record):
     """A class of float layers, and the class that replaces it in a quantized model.
 
     The record applies to layers of the class itself, and to layers of subclasses that override nothing. It
-    does not apply to other subclasses, which may compute something else. quark compares class names for this,
-    and does not import the module of the class.
+    does not apply to subclasses that override something, because they may compute other outputs. To find the
+    record of a layer, quark compares class names and does not import the module of the class.
 
     Attributes:
         layer: Reference to the float class, a subclass of ``torch.nn.Module`` with a parameter ``weight`` and
             optionally a parameter ``bias``.
         quantized: Reference to a subclass of `quark.models.layers.QuantizedLayer`. None if such layers must
-            stay float, although they are subclasses of ``torch.nn.Linear`` that compute the same.
+            stay float, although they compute the same as ``torch.nn.Linear``, from which they inherit.
         planned_as: Name of the layer type that configurations, plans and algorithms use for such layers, such
             as ``"linear"``. All algorithms for linear layers can round a layer that is planned as
             ``"linear"``. None if such layers are planned under the name of this record.
         transposed: Whether the weight of the float class has the input channels first, with the shape
-            ``[in, out / groups, …]``. ``groups`` is the layer's attribute of that name, or 1 if there is no
-            such attribute. The axes of a configuration refer to the shape ``[out, in / groups, …]``.
+            ``[in, out / groups, …]``. ``groups`` is the layer's attribute ``groups``, or 1 if the layer has
+            no such attribute. The axes of a configuration refer to the shape ``[out, in / groups, …]``.
         lookup: Whether the input of the layer consists of indices, which cannot be quantized. ``by_name`` is
             then True.
         by_name: Whether such layers are quantized only if the configuration has a pattern or a layer type for
@@ -108,9 +108,9 @@ def _check_operators(_: Any, attribute: Any, values: tuple[str, ...]) -> None:
 
 @attrs.frozen(kw_only=True)
 class QuantModeRecord(Record):
-    """A quantization mode: a way to quantize a model in memory other than layer by layer.
+    """A quantization mode. It quantizes a model in memory in another way than layer by layer.
 
-    ``QConfig(quant_mode=NAME)`` chooses it.
+    A user chooses the mode with ``QConfig(quant_mode=NAME)``.
 
     Attributes:
         plan: Reference to a function ``plan(model, config)`` that returns an object to print as the plan of
@@ -149,8 +149,9 @@ class GraphOpRecord(Record):
         bias: Name of the argument that is the bias of the layer, or None if the operator has no bias.
         moves_values: Whether each output value is 0 or one of the input values, as for ``cat`` and ``relu``.
             Inputs and outputs then share a quantizer if the quantizer has one static scale.
-        continues: Whether the operator is computed together with the operator before it, as with ``relu``.
-            If no other operator reads the tensor between the two, this tensor is not quantized.
+        continues: Whether the operator is computed together with the operator before it, as ``relu`` is. If
+            no other operator reads the output of the first of these two operators, this output is not
+            quantized.
         example: Reference to a function that takes the record's name. It returns a module whose graph has
             this operator, and a tuple of arguments for the module. The conformance suite calls the function.
 

@@ -1,4 +1,5 @@
-"""Options of schemes, algorithms, observers and exporters: they are read from code, and values are checked.
+"""Functions that read the options of schemes, algorithms, observers and exporters from code, and check
+values.
 
 A plugin need not declare options. The options of a scheme are the keyword arguments of its function. The
 options of an algorithm are the fields of its settings, and the options of an exporter are the keyword
@@ -36,17 +37,18 @@ def _pairs(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tuple
 
 @attrs.frozen
 class OptionNote:
-    """Hints for the conformance check that every option changes a result.
+    """Hints for the conformance suite, which checks that every option changes a result.
 
     Attributes:
-        examples: Values that differ from the default and change a result. They are needed if the check
-            cannot derive such values from the type and the default.
-        beside: Pairs of the name and the value of other options. This option has an effect only if the other
+        examples: Values that differ from the default and change a result. Give such values if the suite
+            cannot derive them from the type and the default.
+        beside: Pairs of the name of another option and a value. This option has an effect only if the other
             options have these values.
         is_cost_only: Whether the option changes only speed or memory. It may then change results by rounding
             errors.
-        in_checks: Value that the conformance suite uses instead of the default, for an algorithm with many
-            steps; None for the default. The checks of harm and ``quark check --all`` always use the default.
+        in_checks: Value that the conformance suite uses instead of the default, for example for an algorithm
+            with many steps. None if the suite uses the default. The checks of harm and ``quark check --all``
+            always use the default.
     """
 
     examples: tuple[Any, ...] = ()
@@ -61,14 +63,14 @@ class Option:
 
     Attributes:
         name: Name by which a user sets the option.
-        type: Annotated type of the values. If there is no annotation, the type of the default. `typing.Any`
-            if the default is None or missing too.
+        type: Annotated type of the values. If there is no annotation, it is the type of the default. If the
+            default is None or missing too, it is `typing.Any`.
         default: Value of the option if a user does not set it. `REQUIRED` if a user must set it.
         help: Text about the option from the docstring, on one line.
         is_converted: Whether the function or class converts the value itself. quark then accepts values of
             all types.
-        note: The `OptionNote` of the annotation. If there is none, a note whose examples are the values that
-            the validator of the attrs field allows.
+        note: The `OptionNote` of the annotation. If the annotation has none, quark creates a note. Its
+            examples are the values that the validator of the attrs field allows.
     """
 
     name: str
@@ -126,7 +128,8 @@ def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple
 
 
 def settings_options(config: type[Any]) -> tuple[Option, ...]:
-    """Return the options of an algorithm, which are the fields of its settings, except ``name``."""
+    """Return the options of an algorithm. They are the fields of the algorithm's settings, except
+    ``name``."""
     return options_of(config, without=("name",))
 
 
@@ -141,14 +144,14 @@ def observer_options(observer: type[Any]) -> tuple[Option, ...]:
 
 
 def dataset_options(samples: Callable[..., Any]) -> tuple[Option, ...]:
-    """Return the options of a source of text, which are the arguments of its function, except ``path``."""
+    """Return the options of a source of text. They are the arguments of the function, except ``path``."""
     return options_of(samples, without=("path",))
 
 
 def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | None:
-    """Return a verb phrase that says how the declared options differ from the actual options of the code.
+    """Return how the declared options differ from the actual options of the code, as a verb phrase.
 
-    Names, types and defaults are compared. Return None if they are equal.
+    The function compares names, types and defaults. Return None if all of them are equal.
     """
     by_name = {option.name: option for option in actual}
     for option in declared:
@@ -163,7 +166,8 @@ def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | 
 def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of options, converted to the types of the options.
 
-    If the type of the option is float, an integer becomes a float. If it is a tuple, a list becomes a tuple.
+    If the type of the option is float, an integer becomes a float. If the type is a tuple, a list becomes a
+    tuple.
 
     Args:
         whose: Owner of the options, for messages, such as ``"the scheme 'mx6'"``.
@@ -189,7 +193,8 @@ def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> di
 
 
 def called(whose: str, target: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Return the result of ``target``, called with the options ``given``. `checked` has checked these.
+    """Call ``target`` with the options ``given``, and return the result. `checked` must have checked the
+    options.
 
     Raises:
         ConfigError: (a ValueError) ``target`` raises a TypeError or a ValueError.
@@ -233,7 +238,7 @@ def _note(hint: Any) -> OptionNote | None:
 def _allowed(validator: Any) -> tuple[Any, ...]:
     """Return the values that a field's validator `attrs.validators.in_` allows.
 
-    Return an empty tuple if the field has another validator or none.
+    Return an empty tuple if the field has another validator or no validator.
     """
     inner = getattr(validator, "validator", validator)
     return tuple(getattr(inner, "options", ()))
@@ -255,9 +260,9 @@ def _helps(target: Callable[..., Any]) -> dict[str, str]:
 
 
 def _entries(doc: str) -> dict[str, str]:
-    """Return a dictionary from name to text, from the sections ``Args:`` and ``Attributes:`` of a docstring.
+    """Return the entries of the sections ``Args:`` and ``Attributes:`` of a docstring.
 
-    Each text is joined to one line.
+    The result is a dictionary from name to text. The lines of each text are joined to one line.
     """
     entries: dict[str, list[str]] = {}
     current: list[str] | None = None
@@ -278,7 +283,8 @@ def _entries(doc: str) -> dict[str, str]:
 def _fits(value: Any, hint: Any) -> bool:
     """Return whether a value has the type of an annotation. A list from JSON counts as a tuple.
 
-    Return True for types that this function does not know. The function or class checks these itself.
+    Return True for types that are not handled here. The function or class that gets the option checks them
+    itself.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in _UNIONS:

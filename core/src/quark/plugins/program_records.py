@@ -30,8 +30,8 @@ class ExporterRecord(Record):
         dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`. None if a
             checkpoint of this layout cannot be quantized again.
         inspector: Reference to a class with the protocol `quark.checkpoint.inspection.Inspector`, which says
-            how runtimes load a checkpoint of this layout. None if the plugin does not know. A record with an
-            inspector needs a reader too.
+            how runtimes load a checkpoint of this layout. None if the plugin has no such class. A record with
+            an inspector needs a reader too.
         quant_methods: Values of ``quant_method`` in checkpoints of this layout.
         marks: Mapping from further keys of ``quantization_config`` to the values that they have in this
             layout.
@@ -67,13 +67,13 @@ class ExporterRecord(Record):
             raise ValueError("a layout with a reader or a dequantizer needs quant_methods: list the 'quant_method' of its checkpoints")
 
     def fits(self, block: Mapping[str, Any]) -> bool:
-        """Return whether a checkpoint with that ``quantization_config`` has this layout."""
+        """Return whether a checkpoint with the ``quantization_config`` ``block`` has this layout."""
         return block.get("quant_method") in self.quant_methods and all(block.get(key) == value for key, value in self.marks.items())
 
 
 @attrs.frozen(kw_only=True)
 class DatasetRecord(Record):
-    """A source of text for calibration and evaluation. It is a named data set, or reads files of one kind.
+    """A source of text for calibration and evaluation. It is a named data set, or it reads files of one kind.
 
     Attributes:
         samples: Reference to a function that yields the samples, always in the same order. A sample is a
@@ -81,10 +81,10 @@ class DatasetRecord(Record):
             ``content``. A dictionary has the key ``text`` and one of the keys ``image`` and ``audio``. The
             keyword arguments of the function are the options of the source. If the source reads files, the
             function also has the argument ``path``, the path of a file.
-        suffixes: Endings of the names of the files that the source reads, such as ``".jsonl"``. Empty for a
-            named data set.
-        example: Reference to a function that writes a small file of this kind to a path, for the conformance
-            suite. Only a source that reads files needs it.
+        suffixes: Endings of the names of the files that the source reads, such as ``".jsonl"``. A named data
+            set has no suffixes.
+        example: Reference to a function that writes a small file of this kind to a path. The conformance
+            suite uses the file. Only a source that reads files needs this function.
         is_online: Whether the source downloads its data. The conformance suite does not read such a source.
 
     Raises:
@@ -104,13 +104,14 @@ class DatasetRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class MetricRecord(Record):
-    """A metric: one number for each predicted token. Evaluations report the mean and its standard error.
+    """A metric, which computes one number for each predicted token. Evaluations report the mean of these
+    numbers and the standard error of the mean.
 
     Attributes:
         metric: Reference to a function ``(log_q, targets, log_p)`` that returns a value for each token, as a
-            tensor of shape ``[N]``. ``log_q`` are the log-probabilities of the model, ``[N, vocabulary]``.
-            ``targets`` are the correct token ids, ``[N]``. ``log_p`` are the log-probabilities of the
-            reference model, or None.
+            tensor of shape ``[N]``. ``log_q`` contains the log-probabilities of the model and has the shape
+            ``[N, vocabulary]``. ``targets`` contains the correct token ids and has the shape ``[N]``.
+            ``log_p`` contains the log-probabilities of the reference model, or is None.
         needs_reference: Whether the metric compares the model with a reference model. If False, ``log_p``
             is None.
     """

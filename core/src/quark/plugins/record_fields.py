@@ -101,19 +101,20 @@ def as_marks(values: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_reasons(_: Any, attribute: Any, values: Mapping[str, str]) -> None:
-    """Check that the mapping gives a reason, which is a text that is not empty, for each name."""
+    """Check that the mapping gives a reason for each name. A reason is a text that is not empty."""
     for name, reason in values.items():
         if not isinstance(reason, str) or not reason.strip():
             raise ValueError(f"{attribute.name} gives no reason for '{name}': write why, as in {{'{name}': 'it has no scales'}}")
 
 
 def value_reference(base: str, **agrees: str) -> Mapping[str, Expected]:
-    """Return metadata for a field that refers to an instance of ``base``; ``agrees`` is as in `Expected`."""
+    """Return metadata for a field that refers to an instance of ``base``. `Expected` documents ``agrees``."""
     return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
 
 
 def class_reference(base: str, options: Callable[[Any], tuple[Option, ...]] | None = None, **agrees: str) -> Mapping[str, Expected]:
-    """Return metadata for a field that refers to a subclass of ``base``; see `Expected` for the arguments."""
+    """Return metadata for a field that refers to a subclass of ``base``. `Expected` documents the
+    arguments."""
     return {KEY: Expected("class", LazyRef(base), agrees=agrees, options=options)}
 
 
@@ -133,13 +134,13 @@ class Expected:
     Attributes:
         form: ``"value"`` for an instance of ``base``, ``"class"`` for a subclass of ``base``, or
             ``"function"`` for any callable.
-        base: Reference to a class. It is loaded only when an object is checked. None for a function.
-        members: Names of methods. If the object is a class, it must have them. If it is a function, they are
-            not checked.
-        agrees: Mapping from a field of the record to an attribute of the object, whose values must be equal.
-            ``"field.default"`` means the default of an attrs field.
-        options: Function that returns the options of the object. If the record declares options, the two
-            must agree. None if the object has no options.
+        base: Reference to a class. The class is loaded only when an object is checked. None for a function.
+        members: Names of methods. If the object is a class, it must have these methods. If the object is a
+            function, the methods are not checked.
+        agrees: Mapping from a field of the record to an attribute of the object. The field and the attribute
+            must have the same value. ``"field.default"`` means the default of an attrs field.
+        options: Function that returns the options of the object. If the record declares options, they must
+            agree with the options of the object. None if the object has no options.
     """
 
     form: str
@@ -149,9 +150,9 @@ class Expected:
     options: Callable[[Any], tuple[Option, ...]] | None = None
 
     def complaint(self, record: Record, target: object) -> str | None:
-        """Return a verb phrase that says why ``target``, to which ``record`` refers, is wrong.
+        """Return why ``target``, to which ``record`` refers, is not the expected object, as a verb phrase.
 
-        Return None if it is right.
+        Return None if it is the expected object.
         """
         complaint = self._wrong_form(target) or lacking(target, self.members) or self._disagreement(record, target)
         if complaint is None and self.options is not None and record.options is not None:
@@ -180,9 +181,9 @@ class Expected:
 
 
 def lacking(target: object, members: tuple[str, ...]) -> str | None:
-    """Return a verb phrase that says which members ``target`` lacks. Return None if it lacks none.
+    """Return which of the methods ``members`` are missing in ``target``, as a verb phrase.
 
-    If ``target`` is a function, it is not checked, and the result is None.
+    Return None if ``target`` has all of them, or if ``target`` is a function.
     """
     if not isinstance(target, type) and hasattr(target, "__code__"):
         return None

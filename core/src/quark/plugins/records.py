@@ -1,4 +1,5 @@
-"""Records that plugins register: the base class, and the records of formats, observers, schemes, algorithms.
+"""Records that plugins register. Here are the base class, and the records of formats, observers, schemes and
+algorithms.
 
 A record is frozen. It points at code by name, so a new record imports nothing. The other records are in
 `quark.plugins.model_records` and `quark.plugins.program_records`.
@@ -41,7 +42,7 @@ STABILITIES = ("stable", "provisional", "experimental")
 
 @attrs.frozen(kw_only=True)
 class Record:
-    """Base of all records.
+    """Base class of all records.
 
     Attributes:
         name: Name of the record. It must be unique among the records of its kind.
@@ -52,9 +53,9 @@ class Record:
             under these names.
         replaces: Name of a distribution, such as ``"quark-schemes"``. This record replaces the record of the
             same name in that distribution. None if it replaces no record.
-        options: The options of the record, each a `quark.plugins.Option`. If None, quark reads the options
-            from the code that the record points at. Options that are declared here can be listed without
-            importing that code, and must agree with it.
+        options: The options of the record, each a `quark.plugins.Option`. If this field is None, quark reads
+            the options from the code that the record points at. quark can list declared options without an
+            import of this code. Declared options must agree with the code.
         capabilities: Keys of `quark.plugins.CAPABILITIES`. A vendor may add capabilities as
             ``"vendor.capability"``.
 
@@ -84,9 +85,9 @@ class FormatRecord(Record):
         layout_version: Version of the layout of codes and scales in a checkpoint. Increase the version if
             the layout changes. A checkpoint states the version of its layout, and quark refuses the
             checkpoint if the installed plugin has another version.
-        error_bound: Largest distance between a value and its rounded value, in units of the scale. It holds
-            for values up to the format's ``max_magnitude``, and the conformance suite checks it. None if the
-            format rounds each element to the nearest representable value.
+        error_bound: Largest distance between a value and the rounded value, in units of the scale. The bound
+            applies to values up to the format's ``max_magnitude``, and the conformance suite checks it. None
+            if the format rounds each element to the nearest representable value.
     """
 
     format: Reference = attrs.field(
@@ -114,11 +115,11 @@ class ObserverRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class SchemeRecord(Record):
-    """A named scheme.
+    """A scheme, which is a layer configuration that has a name.
 
     Attributes:
         config: Reference to a function that returns a new `quark.config.layer.QLayerConfig`. The keyword
-            arguments of the function are the options of the scheme; all have defaults.
+            arguments of the function are the options of the scheme. All options have defaults.
         kv_cache: Reference to a function that returns the configuration of a KV cache in this scheme, for
             keys and values of shape ``[batch, heads, tokens, elements]``. The configuration is a
             `QTensorConfig`, or a list of them for scales of several levels. None if a cache cannot use the
@@ -139,7 +140,8 @@ class SchemeRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class RunTimeScheme(SchemeRecord):
-    """A scheme that a program registers while it runs. Its name may contain any character except ":".
+    """A scheme that a program registers while the program runs. The name of the scheme may contain any
+    character except ":".
 
     Attributes:
         scheme: The `quark.config.templates.QuantizationScheme` that the program registered.
@@ -165,20 +167,21 @@ class AlgorithmRecord(Record):
             created with the settings. When a checkpoint is loaded, it restores the modules that the algorithm
             added to the model. None if the algorithm adds no modules. A branch needs no restorer.
         role: One word for the effect of a transform or a tuning, such as ``"equalization"``. A run has at
-            most one algorithm of each role. None if the algorithm can be combined with all others.
+            most one algorithm of each role. None if the algorithm can be combined with all other algorithms.
         before: Names or roles of algorithms of the same kind. If a run has them, this transform or tuning
             runs before them.
         after: Names or roles of algorithms of the same kind. If a run has them, this transform or tuning
             runs after them.
-        excluded_schemes: Mapping from schemes whose weights this rounding cannot round to the reason. quark
-            refuses a run that would round such weights and shows the reason, whatever options the scheme has.
-        worst_ratio: Largest ratio of this rounding's output error to the output error of round-to-nearest,
-            on tokens that are not calibration tokens; at least 1. The check
-            ``rounding:is_no_worse_than_round_to_nearest`` of the conformance suite uses it.
+        excluded_schemes: Mapping from the name of a scheme to a reason. This rounding cannot round weights of
+            such a scheme. quark refuses a run that would round them and shows the reason, whatever options
+            the scheme has.
+        worst_ratio: The largest ratio that is allowed between the output errors of this rounding and of
+            round-to-nearest, on tokens that are not calibration tokens. It is at least 1. The check
+            ``rounding:is_no_worse_than_round_to_nearest`` of the conformance suite uses this number.
 
     Raises:
         ValueError: A field is malformed (see `Record`). Or a rounding or a branch has ``role``, ``before`` or
-            ``after``, which only transforms and tunings have. Or an algorithm that is no rounding has
+            ``after``, which only transforms and tunings have. Or an algorithm that is not a rounding has
             ``excluded_schemes`` or ``worst_ratio``.
     """
 

@@ -55,7 +55,7 @@ class FormatRegistry(Registry[FormatRecord]):
     """Number formats by name."""
 
     def load_format(self, name: str) -> NumberFormat:
-        """Return the number format of that name."""
+        """Return the number format with the name ``name``."""
         return self._load(name, "format")
 
 
@@ -63,7 +63,7 @@ class ObserverRegistry(Registry[ObserverRecord]):
     """Observers by name."""
 
     def load_observer(self, name: str) -> type[Observer]:
-        """Return the observer class of that name."""
+        """Return the observer class with the name ``name``."""
         return self._load(name, "observer")
 
 
@@ -113,9 +113,9 @@ class TemplateRegistry(Registry[TemplateRecord]):
         return self._load(name, "architecture")
 
     def find_architecture(self, name: str) -> Architecture | None:
-        """Return the facts about a model family, as `load_architecture` does.
+        """Return the facts about a model family, like `load_architecture`.
 
-        Return None if no record has that name, or if the record states no facts.
+        Return None if no record has the name ``name``, or if the record states no facts.
         """
         return None if name not in self or self.get(name).architecture is None else self.load_architecture(name)
 
@@ -149,7 +149,8 @@ class ExporterRegistry(Registry[ExporterRecord]):
         return [name for name, record in fitting.items() if len(record.marks) == most]
 
     def fitting_one(self, block: Mapping[str, Any], part: Literal["reader", "dequantizer"], path: Path) -> str | None:
-        """Return the name of the layout that fits ``block`` and has a class for ``part``, or None.
+        """Return the name of the layout that fits ``block`` and has a class for ``part``. Return None if no
+        layout does.
 
         Args:
             block: The ``quantization_config`` of a checkpoint.
@@ -190,7 +191,7 @@ class LayerTypeRegistry(Registry[LayerTypeRecord]):
         return self._load(name, "layer")
 
     def load_quantized(self, name: str) -> type[QuantizedLayer]:
-        """Return the class that replaces such layers in a quantized model."""
+        """Return the class that replaces these float layers in a quantized model."""
         return self._load(name, "quantized")
 
 

@@ -57,9 +57,9 @@ class Registered:
 
 
 def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
-    """Return the claims without those that the record of another distribution replaces.
+    """Return those of the records ``claims`` that no record of another distribution replaces.
 
-    A claim is a record that has a certain name. ``claims`` are all records with that name.
+    ``claims`` are all records that have the same name.
     """
     claims = list(claims)
     replaced = {
@@ -74,7 +74,7 @@ def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
 def _standing_names(entries: Iterable[Registered]) -> list[str]:
     """Return the sorted names of entries.
 
-    If several distributions register a name, the result has ``"distribution:name"`` for each of them.
+    If several distributions register a name, the result contains ``"distribution:name"`` for each of them.
     """
     by_name: dict[str, list[Registered]] = {}
     for entry in entries:
@@ -97,8 +97,8 @@ class Registry(Generic[R]):
         entries: Records with their plugins. The registry does not copy the list, because plugins that are
             imported later add their records to it.
         failures: Function that returns the failures of all plugins, for messages.
-        missing: Function of the names of distributions. It returns sentences about those that are not
-            installed or left out, for messages. The result may be empty.
+        missing: Function that takes names of distributions. It returns sentences for messages about those
+            distributions that are not installed or are left out. The result may be empty.
     """
 
     def __init__(
@@ -131,7 +131,9 @@ class Registry(Generic[R]):
         return [entry.record.name for entry in self._entries if entry.source.distribution == RUN_TIME]
 
     def get(self, name: str) -> R:
-        """Return the record with a name or an alias. ``"distribution:name"`` names one distribution's record.
+        """Return the record whose name or alias is ``name``.
+
+        ``"distribution:name"`` chooses the record of one distribution.
 
         Raises:
             UnknownNameError: (a ValueError) There is no such record. The message lists all names, the closest
@@ -170,7 +172,7 @@ class Registry(Generic[R]):
         """Return the options that a record declares. If it declares none, return the options of its code.
 
         Raises:
-            UnknownNameError: As `get` does.
+            UnknownNameError, AmbiguousNameError: `get` raises this error.
             PluginError: The code cannot be loaded.
         """
         record = self.get(name)
@@ -183,7 +185,7 @@ class Registry(Generic[R]):
         return ()
 
     def source(self, name: str) -> Source:
-        """Return the source of the record with that name. Raise the same errors as `get`."""
+        """Return the source of the record with the name ``name``. Raise the same errors as `get`."""
         return self._find(name).source
 
     def conflicts(self) -> dict[str, tuple[Source, ...]]:
@@ -192,7 +194,8 @@ class Registry(Generic[R]):
         return {key: tuple(c.source for c in entries) for key, entries in candidates.items() if len(entries) > 1}
 
     def failures(self) -> tuple[PluginFailure, ...]:
-        """Return the failures of all plugins, because it is unknown which records a broken plugin has."""
+        """Return the failures of all plugins. It is unknown which records a broken plugin would have
+        registered."""
         return tuple(self._failures())
 
     def register(self, record: R, source: Source | None = None) -> None:
@@ -218,10 +221,10 @@ class Registry(Generic[R]):
         self._changes += 1
 
     def unregister(self, name: str) -> None:
-        """Remove the record that `register` added last under that name.
+        """Remove the record with the name ``name`` that `register` added last.
 
         Raises:
-            UnknownNameError: (a ValueError) There is no record with that name.
+            UnknownNameError: (a ValueError) There is no record with this name.
             ConfigError: (a ValueError) The record comes from a plugin.
         """
         entry = next((e for e in reversed(self._entries) if e.record.name == name and not e.source.entry_point), None)
@@ -237,7 +240,7 @@ class Registry(Generic[R]):
     def claims(self) -> list[Registered]:
         """Return every record with its plugin, sorted by name.
 
-        The result includes records that others replace, and records with the same name.
+        The result includes records that other records replace, and several records with the same name.
         """
         return sorted(self._entries, key=lambda e: (e.record.name, e.source.distribution))
 
@@ -259,10 +262,10 @@ class Registry(Generic[R]):
         return f"<{self.kind.plural}: {', '.join(self.names()) or 'none'}>"
 
     def _claims_by_key(self) -> dict[str, list[Registered]]:
-        """Return a dictionary from each name or alias to the entries that have it.
+        """Return a dictionary from each name or alias to the entries that have this name or alias.
 
-        The dictionary is rebuilt if the entries have changed, because other code adds records of plugins to
-        the list.
+        The dictionary is built again if the entries have changed, because other code adds records of plugins
+        to the list of entries.
         """
         if self._index is None or self._index[0] != self.revision:
             by_key: dict[str, list[Registered]] = {}

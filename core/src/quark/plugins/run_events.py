@@ -76,7 +76,8 @@ class RunEvents:
 
     Args:
         task: Task of the run, as in `quark.plugins.Event`.
-        speaks: Whether to send events at all. If several processes share a run, only the first sends events.
+        speaks: Whether to send events at all. If several processes share a run, only the first process sends
+            events.
         now: Function that returns the current time in seconds.
     """
 
@@ -179,7 +180,7 @@ _current = threading.local()
 
 @contextmanager
 def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEvents]:
-    """Yield the `RunEvents` of a run. The run lasts as long as the ``with`` block.
+    """Yield the `RunEvents` of a run. The run ends when the ``with`` block ends.
 
     A run inside another run sends no events. During the run, each logged warning is also sent as the event
     `Warned`. The listener of quark-workbench draws a progress bar on a terminal and logs lines about the
