@@ -18,7 +18,10 @@ __all__ = ["main"]
 
 
 def main(out: Path, source: Path | None = None, text: Path | None = None, count: int = 16, length: int = 128) -> dict[str, float]:
-    """Quantize, export, and return each layer's held-out output error ÷ the error of round-to-nearest."""
+    """Quantize and export. Return each layer's output error divided by the output error of round-to-nearest.
+
+    The errors are measured on held-out tokens.
+    """
     source = source or tiny_model_dir()
     tokenizer = load_tokenizer(source)
     samples = iter([held_out_text()]) if text is None else read_samples(text)

@@ -17,7 +17,8 @@ __all__ = ["main"]
 
 
 def main(out: Path) -> list[str]:
-    """Register INT8 inputs with UINT4 weights in groups of 32, use it, and return the plan."""
+    """Register a scheme with INT8 inputs and UINT4 weights in groups of 32. Use the scheme and return the
+    plan."""
     weight = Uint4PerGroupSpec(ch_axis=-1, group_size=32, is_dynamic=False).to_quantization_spec()
     inputs = Int8PerTensorSpec(is_dynamic=True, symmetric=True).to_quantization_spec()
     LLMTemplate.register_scheme("my_w4a8", config=QLayerConfig(weight=weight, input_tensors=inputs))

@@ -1,6 +1,7 @@
 """Quantize from checkpoint to checkpoint, block by block: ``python examples/disk_to_disk.py OUT [MODEL]``.
 
-``quark quantize`` does the same. If the run is killed, start it again: it keeps the finished blocks.
+``quark quantize`` does the same. If the run is killed, start it again. It then continues after the finished
+blocks.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 
 def main(out: Path, source: Path | None = None) -> list[str]:
-    """Quantize to NVFP4, compare with the float model, and return the results as lines of text."""
+    """Quantize to NVFP4, compare the result with the float model, and return the figures as lines of text."""
     source = source or tiny_model_dir()
     config = LLMTemplate.get(model_config(source).model_type).get_config(scheme="nvfp4")
     config.global_quant_config.input_tensors = None  # weights alone need no calibration data

@@ -1,7 +1,7 @@
 """Choose a scheme for each layer within a size: ``python examples/mixed_precision.py OUT [MODEL TEXT]``.
 
-The script writes a report, OUT/quark_report.html. The report draws loss against size, and lists the scheme of
-each layer.
+The script writes the report OUT/quark_report.html. The report plots the loss over the size, and lists the
+scheme of each layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ __all__ = ["main"]
 
 
 def main(out: Path, source: Path | None = None, text: Path | None = None, count: int = 8, length: int = 128) -> dict[str, int]:
-    """Choose among FP8, MXFP4 and float for 6 bits, quantize, and return the number of groups by scheme."""
+    """Choose FP8, MXFP4 or float for each group of layers, and quantize the model.
+
+    The weights need at most 6 bits on average. Return a dictionary from scheme to the number of groups.
+    """
     source = source or tiny_model_dir()
     samples = iter([held_out_text()]) if text is None else read_samples(text)
     batches = token_sequences(load_tokenizer(source), samples, count, length)

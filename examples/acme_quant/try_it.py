@@ -2,8 +2,8 @@
 
 The script quantizes the model, exports it, loads the export, and compares it with the float model.
 
-Usage: ``python try_it.py OUT``. OUT is a new directory for ``plain`` and ``weighted``. This file uses the
-plugin by name and never imports it.
+Usage: ``python try_it.py OUT``. The script writes the exports ``plain`` and ``weighted`` to the new directory
+OUT. It refers to the plugin by name and never imports it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ def weight_only(dtype: str, observer: str) -> QConfig:
 
 
 def logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Logits ``[B, T, V]``."""
+    """Return the logits ``[B, T, V]`` of a model for ``tokens``."""
     with torch.no_grad():
         found: Tensor = model(tokens).logits
     return found
 
 
 def tried(algorithm: str | None, out: Path, tokens: Tensor) -> tuple[nn.Module, dict[str, Any]]:
-    """Quantize, export and load; return the loaded model and its figures."""
+    """Quantize the tiny model, export it and load the export. Return the loaded model and figures about
+    it."""
     config = LLMTemplate.get("llama").get_config(scheme="acme_nf3_g64", algorithm=algorithm)
     # The beginning of the held-out text is for evaluation, the end for calibration; they do not overlap.
     model: Any = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(8, 256))
@@ -59,7 +60,10 @@ def tried(algorithm: str | None, out: Path, tokens: Tensor) -> tuple[nn.Module, 
 
 
 def main(out: Path) -> None:
-    """Quantize with the scheme, alone and with the algorithm, and with two-bit integers; print figures."""
+    """Quantize the tiny model in three ways, and print the figures.
+
+    The three ways are the scheme alone, the scheme with the algorithm, and two-bit integers.
+    """
     windows = token_windows(tiny_tokenizer(), held_out_text(), 256, limit=16)
     plain, found = tried(None, out / "plain", windows[:2])
     weighted, found_weighted = tried("acme_weighted", out / "weighted", windows[:2])

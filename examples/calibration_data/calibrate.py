@@ -1,4 +1,4 @@
-"""Calibrate GPTQ on data of your own: plain text, JSON lines, chats, and Parquet.
+"""Calibrate GPTQ on your own data. The data can be plain text, JSON lines, chats, or Parquet.
 
 Run ``python examples/calibration_data/calibrate.py``. Without ``quark-core[data]``, the script omits Parquet.
 """
@@ -23,7 +23,7 @@ _TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content
 
 
 def files(directory: Path) -> Iterator[Path]:
-    """Write an example file of each kind, and yield its path."""
+    """Write an example file of each kind, and yield the paths of the files."""
     text = held_out_text()
     (directory / "text.txt").write_text(text[:6000], encoding="utf-8")
     yield directory / "text.txt"

@@ -1,9 +1,11 @@
-"""A Llama of 1.7 million parameters with tokenizer and held-out text, for demonstrations and tests.
+"""A Llama model with 1.7 million parameters, a tokenizer and a held-out text, for demonstrations and tests.
 
-There are two smaller trained models: a mixture of experts (Qwen2-MoE: a router picks two of eight, and one is
-shared), and a model with LayerNorms, biases and learned positions (OPT). No model needs a network.
+There are also two smaller trained models. One is a mixture-of-experts model (Qwen2-MoE). Its router chooses
+two of eight experts for each token, and all tokens use one shared expert. The other model (OPT) has
+LayerNorms, biases and learned position embeddings. All models are part of the package, so nothing is
+downloaded.
 
-torch and transformers are imported inside the functions, since paths and text do not need them.
+Functions import torch and transformers only if they need them, so that paths and text are available quickly.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ def tiny_model(dtype: torch.dtype | None = None, blocks: int | None = None, kind
     """Return a fresh copy of a model, in evaluation mode on the CPU.
 
     Args:
-        dtype: Dtype of the parameters; None for float32.
-        blocks: Number of decoder blocks to keep, from the first; None for all.
+        dtype: Dtype of the parameters. If it is None, the dtype is float32.
+        blocks: Number of decoder blocks. The model has only the first ``blocks`` blocks. If it is None, the
+            model has all blocks.
         kind: One of `KINDS`.
     """
     import torch
@@ -56,7 +59,7 @@ def tiny_model(dtype: torch.dtype | None = None, blocks: int | None = None, kind
 
 
 def tiny_template(kind: str = "llama") -> LLMTemplate:
-    """Return the registered template of the family of a model, one of `KINDS`."""
+    """Return the registered template for the family of the model ``kind``, which is one of `KINDS`."""
     from quark.config.templates import LLMTemplate
 
     return LLMTemplate.get(json.loads((tiny_model_dir(kind) / "config.json").read_text(encoding="utf-8"))["model_type"])
@@ -78,12 +81,12 @@ def held_out_text() -> str:
 
 
 def calibration_batches(n: int = 8, length: int = 128) -> list[Tensor]:
-    """Return ``n`` sequences of tokens, each ``[1, length]``, from the end of the held-out text.
+    """Return ``n`` sequences of tokens from the end of the held-out text. Each has the shape ``[1, length]``.
 
     Evaluation uses the beginning of the text.
 
     Raises:
-        ConfigError: (a ValueError) The text does not have that many tokens.
+        ConfigError: (a ValueError) The text has fewer than ``n * length`` tokens.
     """
     from quark.errors import ConfigError
 

@@ -1,4 +1,5 @@
-"""``quark demo``: quantize, export, reload and evaluate a small language model with every scheme."""
+"""The command ``quark demo``. It quantizes, exports, reloads and evaluates a small language model with every
+scheme."""
 
 from __future__ import annotations
 
@@ -69,9 +70,9 @@ def _introduce(console: Console, bench: Bench) -> None:
 
 
 def _run(console: Console, bench: Bench, folder: Path) -> tuple[list[Row], list[Refusal]]:
-    """Return all rows, and the refused or failed schemes.
+    """Run all schemes, and return the rows of the table, and the schemes that were refused or failed.
 
-    The float model is first; the others follow by falling bits.
+    The first row is the float model. The other rows are sorted by the number of bits, from most to fewest.
     """
     from quark_tiny_model.demo_run import Refusal, job_name
 

@@ -1,8 +1,7 @@
-"""The demo's work on each scheme: quantize the bundled model, export it, load the export, compare.
+"""The steps of ``quark demo`` for each scheme.
 
-Nothing is printed here.
-
-This module imports torch and transformers; the command imports it when it runs.
+The demo quantizes the bundled model, exports it, loads the export, and compares it with the float model. This
+module prints nothing. It imports torch and transformers, so the command imports the module only when it runs.
 """
 
 from __future__ import annotations
@@ -42,8 +41,12 @@ PROMPT = "And God said, Let there be"
 
 @attrs.frozen
 class Size:
-    """Sizes of a checkpoint: bytes of the weights of some layers, bytes of all tensors, and bits per
-    weight.
+    """Sizes of a checkpoint.
+
+    Attributes:
+        weight_bytes: Size of the weights of the quantized layers, including scales and zero points.
+        total_bytes: Size of all tensors.
+        bits: Bits for each element of the quantized layers' weights, including scales and zero points.
     """
 
     weight_bytes: int
@@ -58,10 +61,10 @@ class Row:
     Attributes:
         name: Name of the scheme, and of the KV cache's scheme if there is one.
         size: Size of the checkpoint.
-        comparison: Metrics of the model loaded from disk against the float model.
+        comparison: Metrics that compare the model loaded from disk with the float model.
         seconds: Time to quantize and export.
-        reload_equal: Whether the loaded model gives the same logits as the model in memory, bit for bit.
-        words: The loaded model's continuation of `PROMPT`.
+        reload_equal: Whether the loaded model computes exactly the same logits as the model in memory.
+        words: The text that the loaded model generates after `PROMPT`.
     """
 
     name: str
@@ -74,13 +77,13 @@ class Row:
 
 @attrs.frozen(kw_only=True)
 class Refusal:
-    """A scheme without a row.
+    """A scheme that has no row in the table, because it was refused or failed.
 
     Attributes:
-        name: As in `Row`.
+        name: Name of the scheme, as in `Row`.
         reason: The error message.
-        expected: Whether planning refused the scheme, since it does not fit the model; False if it failed
-            later.
+        expected: True if planning refused the scheme, because the scheme does not fit the model. False if a
+            later step failed.
     """
 
     name: str
@@ -107,22 +110,29 @@ class Bench:
             return cls(tokenizer, tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128), new_tokens)
 
     def jobs(self) -> list[tuple[str, str | None]]:
-        """Return pairs of a scheme and a cache scheme, which may be None.
+        """Return the runs of the demo. A run is a pair of a scheme and the scheme of the KV cache, or None.
 
-        Every scheme is run, and one also with a KV cache.
+        There is one run for each scheme without a quantized KV cache, and one run with a quantized KV cache.
         """
         names = schemes().names()
         caching = [name for name in names if schemes().get(name).kv_cache is not None][:1]
         return [(name, None) for name in names] + [(name, name) for name in caching]
 
     def float_row(self, quantized: Sequence[PlanRow]) -> Row:
-        """Return the first row: the float model, with the size of the layers that the schemes quantize."""
+        """Return the row of the float model.
+
+        The row states the float size of the layers that the schemes quantize.
+        """
         comparison = compare(self.reference, self.reference, self.windows.split(4))
         size = stored_size(tiny.tiny_model_dir(), quantized)
         return Row(name="float", size=size, comparison=comparison, seconds=0.0, reload_equal=True, words=self._words(self.reference))
 
     def try_scheme(self, scheme: str, cache: str | None, folder: Path) -> tuple[Row | Refusal, tuple[PlanRow, ...]]:
-        """Quantize, export to ``folder``, load and compare. Return a `Row` or a `Refusal`, and the layers."""
+        """Quantize, export to ``folder``, load the export, and compare it with the float model.
+
+        Return a `Row` and the layers that were quantized. If the scheme was refused or failed, return a
+        `Refusal` and no layers.
+        """
         name = job_name(scheme, cache)
         planned = False
         try:
@@ -164,9 +174,9 @@ def job_name(scheme: str, cache: str | None) -> str:
 
 
 def stored_size(folder: Path, layers: Sequence[PlanRow]) -> Size:
-    """Return the sizes from the headers of a checkpoint's files.
+    """Compute the sizes of a checkpoint from the headers of the files.
 
-    Scales and zero points count with their weight.
+    The size of a weight includes the scales and zero points.
     """
     stored = tensor_bytes(folder)
     prefixes = tuple(f"{layer.name}.weight" for layer in layers)
@@ -181,7 +191,8 @@ def _same_logits(model: nn.Module, other: nn.Module, tokens: Tensor) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress log lines below WARNING and transformers' progress bars: the demo prints its own progress."""
+    """Suppress log lines below WARNING and transformers' progress bars, because the demo prints its own
+    progress."""
     log = get_logger()
     level, bars = log.level, transformers_logging.is_progress_bar_enabled()
     log.setLevel(logging.WARNING)

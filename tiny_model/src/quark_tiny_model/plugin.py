@@ -1,4 +1,4 @@
-"""The records of quark-tiny-model: the command ``quark demo``. Nothing heavy is imported."""
+"""The plugin of quark-tiny-model, which registers the command ``quark demo``. It does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUARK_API = (2, 2)
 
 @hookimpl
 def quark_register_commands() -> Iterator[CommandRecord]:
-    """Yield the demonstration."""
+    """Yield the record of the command ``quark demo``."""
     yield CommandRecord(
         name="demo",
         summary="Quantize the bundled tiny model with every scheme, export it, load it again and compare it with the original.",

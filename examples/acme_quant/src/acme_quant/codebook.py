@@ -30,11 +30,12 @@ BITS = 3
 
 
 def normal_quantiles(bits: int) -> Tensor:
-    """Return the ``2^bits`` values of the codebook, ascending, float32, in [-1, 1].
+    """Return the ``2^bits`` values of the codebook as an ascending float32 tensor. They lie in [-1, 1].
 
-    On either side of 0, the values are equally spaced in probability. There is one more value above 0 than
-    below. The last value is at the probability ``1 - d``; d is the mean of half of ``1 / 2^bits`` and half of
-    ``1 / (2^bits - 1)``. All values are divided by the last value.
+    The values are quantiles of the normal distribution. On each side of 0, their probabilities are equally
+    spaced. There is one more value above 0 than below 0. The last value is the quantile for the probability
+    ``1 - d``, where d is the mean of half of ``1 / 2^bits`` and half of ``1 / (2^bits - 1)``. All values are
+    divided by the last value.
     """
     count = 1 << bits
     above, below = count // 2, count // 2 - 1
@@ -47,12 +48,13 @@ def normal_quantiles(bits: int) -> Tensor:
 
 
 def nearest_boundaries(values: Tensor) -> Tensor:
-    """Return the bounds ``[n - 1]`` between ascending values ``[n]``, float32.
+    """Return the float32 bounds ``[n - 1]`` between ascending values ``[n]``.
 
-    Above bound *i*, value *i + 1* is nearer than value *i*; up to bound *i*, value *i* is nearer.
+    A number above bound *i* is nearer to value *i + 1* than to value *i*. A number up to bound *i* is nearer
+    to value *i*. If a number is exactly at the midpoint of two values, it gets the even code.
 
-    Midpoints are exact in float64 and rounded down to float32, so no float32 number lies between a midpoint
-    and its bound. A number that is exactly halfway gets the even code.
+    Midpoints are computed exactly in float64 and rounded down to float32. So no float32 number lies between a
+    midpoint and the bound.
     """
     exact = (values[:-1].double() + values[1:].double()) / 2
     bound = exact.float()
@@ -66,9 +68,10 @@ BOUNDS = nearest_boundaries(VALUES)
 
 
 def pack_three(codes: Tensor) -> Tensor:
-    """Return 3-bit codes packed, eight in three bytes, little endian: ``[…, K] → […, 3 ceil(K / 8)]`` uint8.
+    """Pack every eight 3-bit codes into three bytes, in little-endian order.
 
-    Missing codes are 0.
+    The codes ``[…, K]`` become uint8 values ``[…, 3 ceil(K / 8)]``. If K is not a multiple of 8, codes 0 are
+    appended.
     """
     whole = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % 8)).to(torch.int32)
     places = torch.arange(0, 24, 3, dtype=torch.int32, device=codes.device)
@@ -77,7 +80,7 @@ def pack_three(codes: Tensor) -> Tensor:
 
 
 def unpack_three(packed: Tensor, length: int) -> Tensor:
-    """Return the first ``length`` codes, uint8 0…7; the inverse of `pack_three`."""
+    """Undo `pack_three`: return the first ``length`` codes of each row, as uint8 values from 0 to 7."""
     places = torch.arange(0, 24, 8, dtype=torch.int32, device=packed.device)
     words = (packed.reshape(*packed.shape[:-1], -1, 3).to(torch.int32) << places).sum(-1, keepdim=True, dtype=torch.int32)
     codes = (words >> torch.arange(0, 24, 3, dtype=torch.int32, device=packed.device)) & 0x7
@@ -85,7 +88,7 @@ def unpack_three(packed: Tensor, length: int) -> Tensor:
 
 
 class ThreeBitPacking(Packing):
-    """Packs eight codes in three bytes; scales stay as they are."""
+    """Packs eight codes into three bytes, and stores scales unchanged."""
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
         return pack_three(codes)
@@ -95,10 +98,10 @@ class ThreeBitPacking(Packing):
 
 
 class AcmeNf3(NumberFormat):
-    """The number format acme_nf3. It has no state; its only instance is `ACME_NF3`.
+    """The number format acme_nf3. It has no state. The only instance is `ACME_NF3`.
 
-    Values beyond ±1 scale saturate. Rounding keeps NaN. Three bits have no code for NaN, so `encode` maps it
-    to the last code.
+    Values that are larger than the scale in magnitude saturate. Rounding returns NaN for NaN. Three bits have
+    no code for NaN, so `encode` maps NaN to the last code.
     """
 
     name = "acme_nf3"

@@ -23,13 +23,15 @@ of acme_nf3.
 
 
 class AcmeRmsObserver(Observer):
-    """Keeps sum of squares, count and largest magnitude of each set of elements that share a scale.
+    """Computes ranges from the root mean square of the elements that share a scale.
 
-    Observers of the same tensor merge: they add sums and counts, and keep the larger magnitude. Sums are
-    float64, since the square of a float32 value neither underflows nor overflows in float64.
+    The observer stores the sum of squares, the number of elements and the largest magnitude for each scale. A
+    merge adds the sums and the numbers, and takes the larger magnitude. Sums are float64, because the square
+    of a float32 value neither underflows nor overflows in float64.
 
     Attributes:
-        multiple: Range ÷ root mean square; positive. An observer option.
+        multiple: The positive number by which the root mean square is multiplied. It is an option of the
+            observer.
     """
 
     options = ("multiple",)

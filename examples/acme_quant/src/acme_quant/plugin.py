@@ -1,6 +1,7 @@
 """The hooks of acme-quant.
 
-Every listing imports this file, so it imports no torch: records refer to other modules by name.
+Every command that lists plugins imports this file, so the file does not import torch. Records refer to other
+modules by name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ QUARK_API = (2, 2)
 
 @hookimpl
 def quark_register_formats() -> Iterator[FormatRecord]:
-    """Yield one number format."""
+    """Yield the record of one number format."""
     yield FormatRecord(
         name="acme_nf3", bits=3, format="acme_quant.codebook:ACME_NF3", summary="eight normal quantiles in [-1, 1], 0 among them"
     )
@@ -25,7 +26,8 @@ def quark_register_formats() -> Iterator[FormatRecord]:
 
 @hookimpl
 def quark_register_observers() -> Iterator[ObserverRecord]:
-    """Yield one observer. Specs and checkpoints use its class name."""
+    """Yield the record of one observer. Specs and checkpoints refer to the observer by the name of the
+    class."""
     yield ObserverRecord(
         name="acme_rms",
         class_name="AcmeRmsObserver",
@@ -36,7 +38,7 @@ def quark_register_observers() -> Iterator[ObserverRecord]:
 
 @hookimpl
 def quark_register_schemes() -> Iterator[SchemeRecord]:
-    """Yield one scheme."""
+    """Yield the record of one scheme."""
     yield SchemeRecord(
         name="acme_nf3_g64",
         config="acme_quant.schemes:acme_nf3_g64",
@@ -48,7 +50,8 @@ def quark_register_schemes() -> Iterator[SchemeRecord]:
 
 @hookimpl
 def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
-    """Yield one algorithm: its settings and its class."""
+    """Yield the record of one algorithm. It names the class of the settings and the class of the
+    algorithm."""
     yield AlgorithmRecord(
         name="acme_weighted",
         kind="rounding",

@@ -1,4 +1,4 @@
-"""The scheme acme_nf3_g64. No torch here: listings call this function."""
+"""The scheme acme_nf3_g64. This file does not import torch, because commands that list schemes import it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ __all__ = ["acme_nf3_g64"]
 
 
 def acme_nf3_g64(group_size: int = 64) -> QLayerConfig:
-    """Return a configuration of weights in acme_nf3 along the input, with a float32 scale for each group.
+    """Return a configuration that quantizes weights to acme_nf3. Each group of input channels has a float32
+    scale.
 
     Args:
-        group_size: Number of elements that share a scale. It must divide the number of inputs. With 64, a
-            weight takes 3.5 bits.
+        group_size: Number of elements that share a scale. It must divide the number of input channels. With
+            64, an element needs 3.5 bits.
     """
     weight = QTensorConfig(
         dtype="acme_nf3",

@@ -21,9 +21,9 @@ __all__ = ["AcmeWeighted", "MeanSquare"]
 
 
 class MeanSquare(Statistic):
-    """The mean square of each input channel, ``[K]``.
+    """The mean square of each of the K input channels.
 
-    Sums over batches are float64, so their order hardly matters.
+    Sums over batches are float64, so the order of the batches hardly changes the result.
     """
 
     def __init__(self, columns: int, device: torch.device) -> None:
@@ -38,15 +38,15 @@ class MeanSquare(Statistic):
 
     @property
     def value(self) -> Tensor:
-        """The mean, float32; 0 without tokens."""
+        """The mean squares as a float32 tensor ``[K]``. They are 0 if no token has been seen."""
         return (self._sum / max(self.tokens, 1)).float()
 
 
 class AcmeWeighted(Rounding):
     """Rounds weights with a `quark.numbers.WeightGrid`, so it supports every format.
 
-    The metric ``error_share`` of a layer is its weighted error ÷ the weighted error with the observer's
-    ranges. It is a mean over rows, and at most 1.
+    The metric ``error_share`` of a layer is the weighted error divided by the weighted error with the ranges
+    of the observer. The metric is a mean over rows, and is at most 1.
 
     Args:
         settings: An `AcmeWeightedConfig`.
@@ -60,7 +60,8 @@ class AcmeWeighted(Rounding):
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round to nearest with the scales of smallest weighted error; return each layer's metrics."""
+        """Choose the scales with the smallest weighted error, round to nearest, and return each layer's
+        metrics."""
         weights = task.stacked()
         grid = weights.grid()
         scales, share = self._search(weights.wt, grid, task.statistic(MeanSquare).value)
@@ -68,9 +69,10 @@ class AcmeWeighted(Rounding):
         return {name: {"error_share": float(part.mean())} for name, part in weights.by_layer(share).items()}
 
     def _search(self, wt: Tensor, grid: WeightGrid, importance: Tensor) -> tuple[GroupScales, Tensor]:
-        """Return the best scales of all groups, and each row's error ÷ its error before, ``[N]``.
+        """Return the best scales of all groups, and the error ratio of each row.
 
-        If scales span rows, return them unchanged.
+        An error ratio is the error with the best scales divided by the error with the scales of the observer.
+        The shape of the ratios is ``[N]``. If several rows share a scale, return the scales unchanged.
         """
         if grid.fixed is not None:
             return grid.fixed, torch.ones_like(wt[0])
@@ -86,6 +88,6 @@ class AcmeWeighted(Rounding):
 
 
 def _error(wt: Tensor, grid: WeightGrid, scales: GroupScales, importance: Tensor) -> Tensor:
-    """Return the weighted squared error of each group of each row, ``[groups, N]``."""
+    """Return the weighted squared error of each group of each row, in the shape ``[groups, N]``."""
     error = grid.round_(wt.clone(), grid.with_subscales(wt, scales)).sub_(wt).square_().mul_(importance.unsqueeze(1))
     return error.view(-1, grid.group, wt.shape[1]).sum(1)

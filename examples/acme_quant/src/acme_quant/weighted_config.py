@@ -1,6 +1,6 @@
 """AcmeWeightedConfig: the settings of acme_weighted.
 
-This file imports no torch, since templates make settings for their family without it.
+This file does not import torch, because templates create settings without torch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class AcmeWeightedConfig(AlgoConfig):
     """Settings of acme_weighted: the ranges to try for each group, besides the observer's range.
 
     Attributes:
-        narrowest: Narrowest range as a multiple of the observer's range, above 0.
-        widest: Widest range as a multiple of the observer's range; above ``narrowest``.
-        steps: Number of ranges, from narrowest to widest; at least 2.
+        narrowest: The narrowest range, as a multiple of the observer's range. It must be above 0.
+        widest: The widest range, as a multiple of the observer's range. It must be above ``narrowest``.
+        steps: The number of ranges, including the narrowest and the widest. It must be at least 2.
 
     Raises:
         ConfigError: (a ValueError) ``widest`` is not more than ``narrowest``.
-        ValueError: A number is out of its range.
+        ValueError: One of the numbers is not allowed.
     """
 
     name: str = "acme_weighted"

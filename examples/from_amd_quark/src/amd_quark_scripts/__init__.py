@@ -1,1 +1,2 @@
-"""Modules that AMD Quark's example scripts import besides its library, and its script ``quantize_quark``."""
+"""Modules that AMD Quark's example scripts import in addition to AMD Quark's library. One of them is the
+script ``quantize_quark``."""

@@ -49,10 +49,12 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Check the flags before any work; ``--quant_flow file2file`` sets ``file2file_quantization``.
+    """Check the flags before the script begins to work.
+
+    ``--quant_flow file2file`` sets ``args.file2file_quantization``.
 
     Raises:
-        UnsupportedError: A flag is refused; the message says what to use.
+        UnsupportedError: A flag is not supported. The message says what to use instead.
         ConfigError: A flag is missing, a value is invalid, or algorithms exclude each other.
         UnknownNameError: An algorithm is unknown.
         MissingPluginError: A package that the evaluation needs is not installed.
@@ -89,7 +91,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def _refuse_missing_packages(args: argparse.Namespace) -> None:
-    """Raise MissingPluginError, before any work, if a package for the evaluation is missing."""
+    """Raise MissingPluginError if a package that the evaluation needs is not installed."""
     if args.skip_evaluation or args.file2file_quantization:
         return
     extra("datasets", "Evaluations on WikiText, without --skip_evaluation,")
@@ -98,7 +100,10 @@ def _refuse_missing_packages(args: argparse.Namespace) -> None:
 
 
 def exporter_named(name: str, args: argparse.Namespace) -> str:
-    """Return the name of the exporter for ``--model_export`` and ``--custom_mode``."""
+    """Return the name of the exporter for ``name``, a value of ``--model_export``.
+
+    The result also depends on ``--custom_mode``.
+    """
     return str(args.custom_mode) if EXPORTERS[name] == "quark" else EXPORTERS[name]
 
 

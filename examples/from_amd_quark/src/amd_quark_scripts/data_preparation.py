@@ -1,4 +1,5 @@
-"""``quark.torch.utils.llm.data_preparation``: calibration data by AMD Quark's names, or by quark's."""
+"""The module ``quark.torch.utils.llm.data_preparation``. It loads calibration data by the names of AMD Quark
+or of quark."""
 
 from __future__ import annotations
 
@@ -42,27 +43,28 @@ def get_calib_dataloader(
     device: str | torch.device | None = None,
     **kwargs: Any,
 ) -> DataLoader[Any]:
-    """Return calibration data by AMD Quark's names, or from any source.
+    """Return calibration data from a data set of AMD Quark or from another source.
 
-    Each sequence is one sample, cut at ``seqlen``, if you give one of AMD Quark's names other than a
-    benchmark. Other data are packed.
+    If ``dataset_name`` is a name of AMD Quark and not the name of a benchmark, each sequence is one sample
+    that is cut at ``seqlen`` tokens. Otherwise, samples are packed into sequences.
 
-    Unlike in AMD Quark, a batch with padding has an attention mask, so padding enters no statistic.
+    Unlike in AMD Quark, a batch with padding has an attention mask, so that padding tokens do not enter
+    statistics.
 
     Args:
-        dataset_name: AMD Quark's name, or a path or a name as in `quark_workbench.data.read_samples`.
-        processor: Processor of a model for images and text; without effect, since calibration is on text.
+        dataset_name: A name of AMD Quark, or a path or name that `quark_workbench.data.read_samples` accepts.
+        processor: Ignored, because calibration uses text. AMD Quark uses it for images.
         tokenizer: Tokenizer of the model.
-        batch_size: Sequences in a batch.
+        batch_size: Number of sequences in a batch.
         num_calib_data: Number of sequences.
         seqlen: Largest number of tokens in a sequence.
-        device: Device of the batches; "cuda" is the CPU on a machine without CUDA.
-        kwargs: Other arguments of AMD Quark's functions; without effect.
+        device: Device of the batches. On a machine without CUDA, "cuda" means the CPU.
+        kwargs: Other arguments of AMD Quark's functions. They are ignored.
 
     Raises:
         UnsupportedError: The data contain images.
         CalibrationError: `quark_workbench.data.read_samples` or `quark_workbench.data.token_sequences`
-            raises it.
+            raises this error.
     """
     batches = calibration_data(dataset_name, tokenizer, batch_size, num_calib_data, seqlen)
     target = available_device(device)
@@ -71,7 +73,7 @@ def get_calib_dataloader(
 
 
 def calibration_data(name: str, tokenizer: Any, batch_size: int, count: int, length: int) -> list[Any]:
-    """Return the batches of `get_calib_dataloader` on the CPU; it raises the same errors."""
+    """Return the batches of `get_calib_dataloader` on the CPU. Raise the same errors."""
     if name == "ScienceQA":
         raise UnsupportedError("ScienceQA has images, and quark calibrates on text: use another data set, or your own batches")
     source, choices = DATASETS.get(name, (name, {}))
@@ -81,11 +83,12 @@ def calibration_data(name: str, tokenizer: Any, batch_size: int, count: int, len
 def get_pile10k_dataloader(
     tokenizer: Any, train_size: int = 512, seqlen: int = 2048, seed: int = 0, batch_size: int = 8
 ) -> tuple[DataLoader[Any], None]:
-    """Return calibration data from the Pile in packed windows of ``seqlen`` tokens, and None.
+    """Return calibration data from the Pile in packed windows of ``seqlen`` tokens. The second result is
+    None.
 
-    Errors as for `get_calib_dataloader`.
+    The function raises the same errors as `get_calib_dataloader`.
 
-    AMD Quark takes samples from the data set NeelNanda/pile-10k; this function takes them from ``pileval``.
+    AMD Quark reads samples from the data set NeelNanda/pile-10k. This function reads them from ``pileval``.
     """
     samples = token_sequences(tokenizer, read_samples("pileval"), train_size, seqlen, batch_size=batch_size, seed=seed)
     batches: Any = samples
@@ -93,6 +96,9 @@ def get_pile10k_dataloader(
 
 
 def get_wikitext2(tokenizer: Any, nsamples: int, seqlen: int, device: str | None = None, seed: int = 0) -> Tensor:
-    """Return random windows of WikiText-2, ``[nsamples, seqlen]``; errors as for `get_calib_dataloader`."""
+    """Return random windows of WikiText-2 as a tensor ``[nsamples, seqlen]``.
+
+    The function raises the same errors as `get_calib_dataloader`.
+    """
     batches = token_sequences(tokenizer, read_samples("wikitext"), nsamples, seqlen, seed=seed)
     return torch.cat([batch for batch in batches if batch.shape[1] == seqlen]).to(available_device(device))

@@ -1,4 +1,4 @@
-"""``quark.contrib.llm_eval``: perplexity and tasks for AMD Quark's scripts."""
+"""The module ``quark.contrib.llm_eval``. It computes perplexity and runs tasks for AMD Quark's scripts."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ rouge_meteor_generations = not_offered("rouge_meteor_generations", _TASKS)
 
 
 def ppl_eval(model: nn.Module, testenc: Any, dev: str | torch.device | None = None, file_format: str = "hf_format") -> Tensor:
-    """Return the perplexity over windows of 2048 tokens without overlap (GPTQ's protocol), a scalar.
+    """Return the perplexity as a scalar tensor.
+
+    The text is cut into windows of 2048 tokens without overlap, as in GPTQ's protocol.
 
     Args:
         model: A model that returns logits.
-        testenc: The tokenizer's result for the text: an object with ``input_ids``, ``[1, tokens]``. An
+        testenc: The tokenizer's result for the text. Its ``input_ids`` have the shape ``[1, tokens]``. An
             incomplete last window is dropped.
-        dev: Without effect: the tokens go to the model's device.
-        file_format: Only ``"hf_format"``.
+        dev: Ignored, because the tokens are moved to the model's device.
+        file_format: It must be ``"hf_format"``.
 
     Raises:
         ConfigError: The text has fewer than 2048 tokens.
@@ -68,15 +70,15 @@ def ppl_eval_for_kv_cache(
 ) -> float:
     """Print and return the perplexity of ``sample_size`` tokens after each ``context_size`` tokens.
 
-    One forward computes all tokens, and quantizes keys and values as the cache does.
+    One forward pass processes a context and the tokens after it. It quantizes keys and values like the cache.
 
     Args:
         model: A model that returns logits.
-        testenc: As for `ppl_eval`.
-        context_size: Number of context tokens, which are not scored.
+        testenc: The tokenizer's result for the text, as in `ppl_eval`.
+        context_size: Number of context tokens. They are not scored.
         sample_size: Number of scored tokens after the context.
-        patch_size: Number of pieces; None takes the whole text.
-        dev: Without effect: the tokens go to the model's device.
+        patch_size: Number of pieces of the text to score. If it is None, the whole text is scored.
+        dev: Ignored, because the tokens are moved to the model's device.
 
     Raises:
         ConfigError: The text is too short, or a size is below 1.
@@ -105,18 +107,19 @@ def task_eval(
 
     Args:
         model: A model in memory.
-        tokenizer: Its tokenizer.
-        max_batch_size: The largest batch that ``"auto"`` tries.
-        batch_size: Questions at a time, or ``"auto"``.
-        tasks: Names, or one text with commas between them.
-        num_fewshot: Number of examples before each question; None for the task's default.
+        tokenizer: The tokenizer of the model.
+        max_batch_size: The largest batch size to try if ``batch_size`` is ``"auto"``.
+        batch_size: Number of questions in a batch, or ``"auto"``.
+        tasks: A list of task names, or a string of names separated by commas.
+        num_fewshot: Number of examples before each question. If it is None, the task's default is used.
         apply_chat_template: Whether to format questions as chats.
-        multimodal: Without effect: tasks use text.
-        kwargs: Other arguments of AMD Quark, which are not supported.
+        multimodal: Ignored, because tasks use text.
+        kwargs: Other arguments of AMD Quark. They are not supported.
 
     Raises:
-        UnsupportedError: An argument of ``kwargs`` has a value.
-        ConfigError, UnknownNameError, MissingPluginError: As `quark_workbench.evaluate.tasks.prepare_tasks`.
+        UnsupportedError: An argument in ``kwargs`` is set.
+        ConfigError, UnknownNameError, MissingPluginError: `quark_workbench.evaluate.tasks.prepare_tasks`
+            raises this error.
     """
     if unknown := sorted(name for name, value in kwargs.items() if value):
         raise UnsupportedError(f"task_eval does not support {', '.join(unknown)}: run lm_eval on the exported checkpoint")
@@ -141,18 +144,18 @@ def eval_model(
     output_dir: Path | str = "metrics_output_dir",
     multimodal: bool = False,
 ) -> None:
-    """Print the perplexity of a model in memory on WikiText-2, and its scores in ``args.tasks``.
+    """Print the perplexity of a model on WikiText-2, and the scores of the model in the tasks ``args.tasks``.
 
     Args:
         args: The arguments of AMD Quark's script `quantize_quark.py`.
         model: A model in memory.
-        main_device: Without effect: the tokens go to the model's device.
+        main_device: Ignored, because the tokens are moved to the model's device.
         save_metrics_to_csv: Whether to write the perplexity to ``evaluation_metrics.csv``.
-        output_dir: Directory of the file.
-        multimodal: Without effect.
+        output_dir: Directory of ``evaluation_metrics.csv``.
+        multimodal: Ignored.
 
     Raises:
-        UnsupportedError: The data or a metric are not supported.
+        UnsupportedError: The evaluation data set or a metric is not supported.
         CalibrationError: WikiText cannot be read.
     """
     if args.evaluation_dataset != "wikitext" or args.use_mlperf_rouge:

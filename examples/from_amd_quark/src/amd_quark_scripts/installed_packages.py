@@ -1,4 +1,4 @@
-"""``quark.common.utils.import_utils``: AMD Quark's checks of installed packages."""
+"""The module ``quark.common.utils.import_utils``. It checks the versions of installed packages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def is_gguf_available_and_minimum_version(minimum_version: str = "0.10.0") -> bo
 
 
 def is_torch_greater_or_equal_2_5() -> bool:
-    """Return True: older versions of torch are not supported here."""
+    """Return True, because this project supports no older versions of torch."""
     return Version(version("torch")) >= Version("2.5")
 
 
@@ -75,7 +75,8 @@ def is_transformers_version_lower(target_version: str) -> bool:
 
 
 def export_for_training(mod: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, dynamic_shapes: Any = None) -> Any:
-    """Return the program of `torch.export.export`, for FX graph mode; the arguments are the same."""
+    """Return the program of `torch.export.export` for FX graph mode. The arguments are those of torch's
+    function."""
     import torch
 
     return torch.export.export(mod=mod, args=args, kwargs=kwargs, dynamic_shapes=dynamic_shapes)

@@ -1,4 +1,5 @@
-"""``quark.torch.utils.llm``: AMD Quark's preparation of models and data with this project's loaders."""
+"""The module ``quark.torch.utils.llm``. Its functions have AMD Quark's names, and use this project's loaders
+to prepare models and data."""
 
 from __future__ import annotations
 

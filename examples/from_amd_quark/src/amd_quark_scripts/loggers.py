@@ -1,4 +1,4 @@
-"""``quark.common.utils.log``: AMD Quark's logger class, and its decorator that logs errors."""
+"""The module ``quark.common.utils.log`` with AMD Quark's logger class, and the decorator that logs errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ScreenLogger = get_logger
 
 
 def log_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Wrap a function: log its errors, and raise them again."""
+    """Return a function that calls ``function``, logs the errors that it raises, and raises them again."""
 
     @functools.wraps(function)
     def logging(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -1,4 +1,5 @@
-"""``quark.torch.utils``: attributes by dotted paths, and devices, for AMD Quark's scripts."""
+"""The module ``quark.torch.utils`` for AMD Quark's scripts. It reads and sets attributes by dotted paths, and
+manages devices."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ __all__ = ["TPDeviceManager", "getattr_recursive", "setattr_recursive"]
 
 
 def getattr_recursive(obj: Any, path: str) -> Any:
-    """Return the object at a dotted path; the empty path is ``obj`` itself.
+    """Return the object at a dotted path. If the path is empty, return ``obj`` itself.
 
-    Raises AttributeError if the path does not exist.
+    Raise AttributeError if the path does not exist.
 
     >>> getattr_recursive("text", "upper.__name__")
     'upper'
@@ -25,17 +26,17 @@ def getattr_recursive(obj: Any, path: str) -> Any:
 def setattr_recursive(obj: Any, path: str, value: Any) -> None:
     """Set the attribute at a dotted path, such as a module of a model.
 
-    Raises AttributeError if the path before the last name does not exist.
+    Raise AttributeError if the path before the last name does not exist.
     """
     parent, _, name = path.rpartition(".")
     setattr(getattr_recursive(obj, parent), name, value)
 
 
 class TPDeviceManager:
-    """AMD Quark's tensor parallelism for evaluation, which is not supported: use vLLM."""
+    """AMD Quark's tensor parallelism for evaluation. It is not supported here. Use vLLM instead."""
 
     tp_mesh_init = staticmethod(not_offered("tensor-parallel evaluation", "evaluate the export with quark evaluate --backend vllm"))
 
     @staticmethod
     def tp_cleanup() -> None:
-        """Do nothing, since there is no process group to end."""
+        """Do nothing, because there is no process group to destroy."""

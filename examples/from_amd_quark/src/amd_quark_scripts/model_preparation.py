@@ -1,4 +1,5 @@
-"""``quark.torch.utils.llm.model_preparation``: models and tokenizers for AMD Quark's scripts."""
+"""The module ``quark.torch.utils.llm.model_preparation``. It loads models and tokenizers for AMD Quark's
+scripts."""
 
 from __future__ import annotations
 
@@ -36,16 +37,21 @@ __all__ = [
 
 
 def available_device(device: str | torch.device | None) -> str:
-    """Return the device; it is the CPU if ``device`` is None, or "cuda" on a machine without CUDA."""
+    """Return the name of ``device``.
+
+    Return "cpu" if ``device`` is None, or if ``device`` is "cuda" and the machine has no CUDA.
+    """
     name = str(device or "cpu")
     return "cpu" if name.partition(":")[0] == "cuda" and not torch.cuda.is_available() else name
 
 
 def local_checkpoint(name: str | Path, revision: str | None = None) -> Path:
-    """Return the directory of a local checkpoint, or download one from the Hugging Face Hub.
+    """Return the directory of a checkpoint. If ``name`` is not a local directory, download the checkpoint
+    first.
 
     Raises:
-        CheckpointError: The checkpoint is neither local nor on the Hub.
+        CheckpointError: ``name`` is neither a local directory nor a checkpoint that can be downloaded from
+            the Hugging Face Hub. Or ``revision`` is set for a local directory.
     """
     path = Path(name)
     if path.is_dir():
@@ -75,15 +81,16 @@ def get_model(
 
     Args:
         ckpt_path: A directory, or a name on the Hugging Face Hub.
-        data_type: float32, bfloat16, float16, or auto.
-        device: Torch device; "cuda" is the CPU on a machine without CUDA.
-        multi_gpu: Without effect: the model is on one device. A warning says how to use several devices.
+        data_type: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"auto"``.
+        device: A torch device. On a machine without CUDA, "cuda" means the CPU.
+        multi_gpu: Ignored, because the model is on one device. A warning says how to use several devices.
         multi_device: The same as ``multi_gpu``.
-        attn_implementation: Attention of transformers; None is its default.
-        trust_remote_code: Without effect, since code from a checkpoint is never run.
+        attn_implementation: Attention implementation of transformers. If it is None, transformers chooses
+            one.
+        trust_remote_code: Ignored, because code from a checkpoint is never run.
 
     Raises:
-        CheckpointError, ConfigError: As `quark.models.hf.loading.load_model`.
+        CheckpointError, ConfigError: `quark.models.hf.loading.load_model` raises this error.
     """
     if multi_gpu or multi_device:
         get_logger(__name__).warning(several_devices("multi_gpu"))
@@ -96,22 +103,24 @@ def get_model(
 
 
 def get_model_type(model: nn.Module) -> str:
-    """Return the model type, ``config.model_type``, which is the name of its template."""
+    """Return the model's ``config.model_type``. This is also the name of the template of the model family."""
     config: Any = model.config
     return str(config.model_type)
 
 
 def get_tokenizer(ckpt_path: str | Path, max_seq_len: int = 2048, model_type: str | None = None, trust_remote_code: bool = True) -> Any:
-    """Return a checkpoint's tokenizer. It pads on the left, with EOS if there is no padding token.
+    """Return a checkpoint's tokenizer. The tokenizer pads on the left. If it has no padding token, it pads
+    with EOS.
 
     Args:
         ckpt_path: A directory, or a name on the Hugging Face Hub.
-        max_seq_len: Without effect.
-        model_type: Without effect.
-        trust_remote_code: Without effect, since code from a checkpoint is never run.
+        max_seq_len: Ignored.
+        model_type: Ignored.
+        trust_remote_code: Ignored, because code from a checkpoint is never run.
 
     Raises:
-        CheckpointError: There is no tokenizer, or it has neither a padding nor an EOS token.
+        CheckpointError: The checkpoint has no tokenizer, or the tokenizer has neither a padding token nor an
+            EOS token.
     """
     tokenizer = load_tokenizer(local_checkpoint(ckpt_path))
     if tokenizer is None:
@@ -127,19 +136,19 @@ def get_tokenizer(ckpt_path: str | Path, max_seq_len: int = 2048, model_type: st
 
 
 def preprocess_for_quantization(model: nn.Module, reload: bool = False) -> None:
-    """Do nothing: `ModelQuantizer.quantize_model` splits fused experts that it quantizes."""
+    """Do nothing, because `ModelQuantizer.quantize_model` splits the fused experts that it quantizes."""
 
 
 def prepare_for_moe_quant(model: nn.Module, reload: bool = False) -> None:
-    """Do nothing: this is the older name of `preprocess_for_quantization`."""
+    """Do nothing. This is the older name of `preprocess_for_quantization`."""
 
 
 def revert_model_patching(model: nn.Module) -> None:
-    """Do nothing: `quark.checkpoint.export_safetensors` writes experts under their original names."""
+    """Do nothing, because `quark.checkpoint.export_safetensors` writes experts under their original names."""
 
 
 def check_compatibility_before_quantization(model: nn.Module, raise_on_error: bool = False) -> bool:
-    """Return whether a model is a float model, which can be quantized; otherwise warn.
+    """Return whether a model is a float model, which can be quantized. If it is not, log a warning.
 
     Raises:
         CheckpointError: The model is quantized, and ``raise_on_error`` is set.
@@ -156,7 +165,7 @@ def check_compatibility_before_quantization(model: nn.Module, raise_on_error: bo
 def create_model_skeleton(model_dir: str | Path, trust_remote_code: bool = False, attn_implementation: str = "eager") -> nn.Module:
     """Return the model of a checkpoint on the meta device, without its weights.
 
-    Errors as for `quark.models.hf.skeleton.meta_model`.
+    The function raises the same errors as `quark.models.hf.skeleton.meta_model`.
     """
     model: Any = meta_model(local_checkpoint(model_dir))
     model.set_attn_implementation(attn_implementation)
@@ -164,7 +173,7 @@ def create_model_skeleton(model_dir: str | Path, trust_remote_code: bool = False
 
 
 def save_model(model: nn.Module, tokenizer: Any, save_dir: str | Path) -> None:
-    """Write a float model and, if given, its tokenizer by transformers."""
+    """Save a float model with transformers. Also save the tokenizer if ``tokenizer`` is not None."""
     saved: Any = model
     saved.save_pretrained(save_dir)
     if tokenizer is not None:
@@ -174,13 +183,13 @@ def save_model(model: nn.Module, tokenizer: Any, save_dir: str | Path) -> None:
 def maybe_save_preprocessors(
     src_name_or_path: str | Path, dest_dir: str | Path, src_subfolder: str = "", trust_remote_code: bool = False
 ) -> None:
-    """Copy a checkpoint's tokenizer and processor, if any, into a new directory.
+    """Copy the files of a checkpoint's tokenizer and processor into a directory, if the checkpoint has them.
 
     Args:
         src_name_or_path: Directory of the checkpoint, or its name on the Hub.
-        dest_dir: Target directory; existing files stay.
-        src_subfolder: Subfolder of the checkpoint with the files.
-        trust_remote_code: Without effect: no file is run.
+        dest_dir: Target directory. It is created if it does not exist.
+        src_subfolder: Subfolder of the checkpoint that contains the files.
+        trust_remote_code: Ignored, because no code from a checkpoint is run.
     """
     directory = Path(dest_dir)
     directory.mkdir(parents=True, exist_ok=True)

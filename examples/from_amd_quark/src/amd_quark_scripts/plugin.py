@@ -1,4 +1,5 @@
-"""The listener that writes AMD Quark's profile of every quantization run; imports no torch."""
+"""The listener that writes AMD Quark's profile of every quantization run. This module does not import
+torch."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _running: list[str] = []
 
 @hookimpl
 def quark_on_event(event: Event) -> None:
-    """Write the beginning and the end of a run to the profile if ``QUARK_PROFILING=1``."""
+    """Write the beginning and the end of a run to the profile if ``QUARK_PROFILING=1`` is set."""
     if event.task != "quantize" or os.environ.get("QUARK_PROFILING") != "1":
         return
     from amd_quark_scripts.profiler import GlobalProfiler, ProfileStep  # imported here, since it needs psutil

@@ -1,6 +1,6 @@
-"""``quark.common.profiler``: AMD Quark's timer for the steps of a script.
+"""The module ``quark.common.profiler`` with AMD Quark's profiler for the steps of a script.
 
-With ``QUARK_PROFILING=1``, the timer writes the steps' times and memory to a file.
+If ``QUARK_PROFILING=1`` is set, the profiler writes the time and memory of each step to a file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MIB = 1 << 20
 
 
 class ProfileStep:
-    """Names of steps, as AMD Quark's scripts use them."""
+    """Names of the steps in AMD Quark's scripts."""
 
     START = "Start"
     END = "End"
@@ -87,16 +87,15 @@ class MetricContext:
 
     Attributes:
         start_time: Start of profiling.
-        end_time: End of profiling; only in summaries.
+        end_time: End of profiling. It is set only in summaries.
         base_memory: Memory of the process at the start.
-        step_name: Step of a checkpoint, such as ``"Model Loading Start"``; None in summaries, like all
-            ``current_*``.
-        current_time: Time of the checkpoint.
+        step_name: Beginning or end of a step, such as ``"Model Loading Start"``. None in summaries.
+        current_time: Time of the measurement.
         current_memory: Memory of the process.
         gpu_available: Whether there is a GPU and torch is imported.
         gpu_current_memory: Memory that torch has allocated on the GPU.
-        gpu_peak_memory: Peak of memory that torch has allocated on the GPU; only in summaries.
-        disk_io_available: Whether the system counts the disk traffic of a process.
+        gpu_peak_memory: Peak of the memory that torch has allocated on the GPU. It is used only in summaries.
+        disk_io_available: Whether the system counts the bytes that a process reads and writes.
         baseline_disk_read_bytes: Bytes read before profiling.
         baseline_disk_write_bytes: Bytes written before profiling.
         current_disk_read_bytes: Bytes read so far.
@@ -120,7 +119,7 @@ class MetricContext:
 
 
 class BaseMetric(ABC):
-    """A number, or a text, in the file of a profile."""
+    """A number or a text that the profiler writes to its file."""
 
     @property
     @abstractmethod
@@ -133,7 +132,7 @@ class BaseMetric(ABC):
 
     @abstractmethod
     def collect(self, context: MetricContext) -> Any:
-        """Return the value of the metric, or None."""
+        """Return the value of the metric, or None if it cannot be measured."""
 
 
 class SummaryMetric(BaseMetric):
@@ -207,21 +206,21 @@ DiskWriteMbMetric = _metric(_C, "disk_write_mb", "MiB written since the beginnin
 
 
 class GlobalProfiler:
-    """Measures steps if ``QUARK_PROFILING=1``; one object for each process.
+    """Measures steps if ``QUARK_PROFILING=1`` is set. A process has only one instance.
 
     Args:
-        output_path: File that gets an entry of YAML for the beginning and the end of each step, and a summary
-            when the program ends. The first call decides.
+        output_path: A YAML file. The profiler writes an entry at the beginning and at the end of each step,
+            and a summary when the program ends. Only the first call in a process sets the path.
 
     Attributes:
-        summary_metrics: Metrics of the summary; you may add more.
-        checkpoint_metrics: Metrics of each entry; you may add more.
+        summary_metrics: Metrics of the summary. You may add more.
+        checkpoint_metrics: Metrics of each entry. You may add more.
     """
 
     _instance: ClassVar[GlobalProfiler | None] = None
 
     def __new__(cls, output_path: str | Path = "quark_profile.yaml") -> GlobalProfiler:
-        """Return the profiler, a new one the first time."""
+        """Return the profiler of this process. The first call creates it."""
         if cls._instance is None:
             cls._instance = super().__new__(cls)
             cls._instance._begin(Path(output_path))
@@ -243,7 +242,7 @@ class GlobalProfiler:
 
     @contextmanager
     def scope(self, step_name: str, user_msg: str | None = None) -> Iterator[GlobalProfiler]:
-        """Measure the body as one step.
+        """Measure the body of the ``with`` statement as one step.
 
         Args:
             step_name: Name of the step, from `ProfileStep`.
@@ -256,7 +255,7 @@ class GlobalProfiler:
             self.checkpoint(f"{user_msg or step_name} End")
 
     def stop(self) -> None:
-        """Write the summary and stop measuring; called when the program ends."""
+        """Write the summary and stop measuring. This method is called when the program ends."""
         if not self.enabled:
             return
         self.checkpoint(ProfileStep.END)
@@ -278,7 +277,10 @@ class GlobalProfiler:
 
 
 def profile_scope(step: str, user_msg: str | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Return a decorator that measures each call as a step; arguments as in `GlobalProfiler.scope`."""
+    """Return a decorator that measures each call of a function as a step.
+
+    The arguments are those of `GlobalProfiler.scope`.
+    """
 
     def decorator(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
@@ -298,7 +300,10 @@ def _collected(metrics: Sequence[BaseMetric], context: MetricContext) -> Iterato
 
 
 def _context(base: MetricContext) -> MetricContext:
-    """Return a current `MetricContext`; if ``base`` has no memory yet, it is also the baseline."""
+    """Return a `MetricContext` with the current measurements.
+
+    If ``base`` has no measurement of memory yet, the current measurements also become the baseline.
+    """
     memory, process = resident_bytes(), psutil.Process()
     counts = hasattr(process, "io_counters")  # not on macOS
     read, written = process.io_counters()[2:4] if counts else (0, 0)

@@ -1,4 +1,5 @@
-"""``python -m quark.scripts.quantize_quark``: AMD Quark's script and flags, on the public API."""
+"""AMD Quark's script ``python -m quark.scripts.quantize_quark``. It has the same flags, and uses the public
+API of this project."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ __all__ = ["main", "run", "with_group_size"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the script. An error is one paragraph on stderr and exit code 2."""
+    """Run the script. If it fails with a `QuarkError`, print the error on stderr, and exit with code 2."""
     args = argument_parser().parse_args(arguments)
     try:
         refuse_rival()
@@ -49,10 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Follow the flags: quantize a model or load an exported one, export it, and evaluate it.
+    """Quantize a model or load an exported model, export it, and evaluate it, as the flags say.
 
     Raises:
-        QuarkError: A flag is refused, before any work; or a function of the public API raises the error.
+        QuarkError: A flag is refused before the work begins, or a function of the public API raises an error.
     """
     check_arguments(args)
     for name in ["hf_format"] if args.file2file_quantization else args.model_export or ():
@@ -94,12 +95,13 @@ def _config(model: nn.Module, args: argparse.Namespace) -> QConfig:
 
 
 def with_group_size(scheme: str, size: int | None) -> str:
-    """Return the scheme with groups of another size, or the scheme itself if its groups have that size.
+    """Return the name of the variant of ``scheme`` whose groups have ``size`` elements.
 
-    Schemes with several sizes are named ``NAME_SIZE``.
+    Variants for several group sizes have names of the form ``NAME_SIZE``. If the groups of ``scheme`` already
+    have this size, or if ``size`` is None, return the name of ``scheme`` itself.
 
     Raises:
-        ConfigError: There is no scheme with that size.
+        ConfigError: There is no variant with this size.
     """
     name = schemes().get(scheme).name
     if size is None:
@@ -141,12 +143,12 @@ def _options(args: argparse.Namespace) -> ExportOptions:
 
 
 def _data(args: argparse.Namespace, wanted_by: str) -> list[Any]:
-    """Return the calibration data if the configuration needs them."""
+    """Return the calibration data. This function is called only if the configuration needs them."""
     return calibration_data(args.dataset, get_tokenizer(args.model_dir), args.batch_size, args.num_calib_data, args.seq_len)
 
 
 def _quantized(args: argparse.Namespace) -> nn.Module:
-    """Return the model, quantized unless the flags skip quantization."""
+    """Return the quantized model, or the float model if the flags skip quantization."""
     config = None if args.skip_quantization else _config(meta_model(Path(args.model_dir)), args)
     for name in args.model_export or ():
         if config is None:
@@ -168,7 +170,7 @@ def _float_model(args: argparse.Namespace) -> nn.Module:
 
 
 def _reloaded(args: argparse.Namespace) -> nn.Module:
-    """Return an exported model, or one from the files of --params_save."""
+    """Load an exported model, or a model from files that ``--params_save`` has written."""
     if args.params_load:
         return load_params(_float_model(args), args.json_path, args.safetensors_path)
     directory = args.import_model_dir or args.model_dir
@@ -176,7 +178,7 @@ def _reloaded(args: argparse.Namespace) -> nn.Module:
 
 
 def _export(model: nn.Module, name: str, args: argparse.Namespace) -> None:
-    """Write the model in one of the forms of ``--model_export``."""
+    """Export the model in the layout ``name``, a value of ``--model_export``."""
     if EXPORTERS[name] == "quark":
         export_safetensors(model, args.output_dir, args.custom_mode, args.export_weight_format, args.pack_method)
         get_tokenizer(args.model_dir).save_pretrained(args.output_dir)
