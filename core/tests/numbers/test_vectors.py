@@ -171,13 +171,13 @@ def test_a_table_is_learned_once_for_a_weight_by_what_its_errors_weigh() -> None
     assert qparams.table is not None
     assert bool((qparams.table < 0).any())
     assert torch.equal(qparams.table, grid.table)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="make a grid for each"):
+    with pytest.raises(ConfigError, match="Make one WeightGrid for each layer"):
         WeightGrid([quantizer, quantizer], [6, 6], w.t().contiguous())
 
 
 @pytest.mark.parametrize("shape", [(64,), (2, 4, 64)])
 def test_a_table_is_learned_from_a_matrix(shape: tuple[int, ...]) -> None:
-    assert "is no matrix" in str(quantizer_for(spec("tabled"), activation=False).shape_error(shape))
+    assert "is not a matrix" in str(quantizer_for(spec("tabled"), activation=False).shape_error(shape))
 
 
 def test_scales_whose_squares_overflow_weigh_as_much() -> None:

@@ -33,7 +33,7 @@ def test_a_name_that_two_distributions_export_differently_fails_when_it_is_asked
     site.install("zeta-quant", exporting("z", {"Spec": "json:loads", "m:Spec": "json:loads", "m:Other": "json:loads"}))
     with using(site.collect(QUARK_STRICT_PLUGINS="1")):
         for name in ("Spec", "m:Spec"):
-            with pytest.raises(AmbiguousNameError, match=r"acme-quant 1\.0.* and by .*zeta-quant 1\.0.*replaces="):
+            with pytest.raises(AmbiguousNameError, match=r"acme-quant 1\.0.* and .*zeta-quant 1\.0.*replaces="):
                 documented_object(name)
 
 

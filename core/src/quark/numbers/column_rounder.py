@@ -46,7 +46,7 @@ class GroupScales:
         return self.map(lambda x: x[:, rows])
 
     def expanded(self, size: int) -> GroupScales:
-        """Repeat each group's scales for each of its ``size`` input channels."""
+        """Repeat the scales of each group ``size`` times, once for each input channel of the group."""
         return self.map(lambda x: x.repeat_interleave(size, 0))
 
     def where(self, better: Tensor, other: GroupScales) -> GroupScales:
@@ -63,11 +63,11 @@ class GroupScales:
 
     @staticmethod
     def beside(parts: Sequence[GroupScales]) -> GroupScales:
-        """Concatenate the scales of the same groups for consecutive rows."""
+        """Concatenate scales of consecutive rows. All parts must have the same groups."""
         return _with_all(parts, lambda fields: torch.cat(fields, 1))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> GroupScales:
-        """Return the scales with ``change`` applied to every tensor."""
+        """Return a copy in which ``change`` is applied to every tensor."""
         return _with_all([self], lambda parts: change(parts[0]))
 
 

@@ -59,13 +59,14 @@ def format_of(spec: QTensorConfig) -> NumberFormat:
 
 
 def observer_class(spec: QTensorConfig) -> type[Observer]:
-    """Return the observer class that a spec names, or the default of its number format if it names none.
+    """Return the observer class that a spec names. If the spec names none, return the default of the number
+    format.
 
-    A spec names an observer by the class itself, by its registered name or by its class name.
+    A spec names an observer by the class itself, by the registered name or by the name of the class.
 
     Raises:
         UnknownNameError: No installed plugin provides the observer.
-        ConfigError: ``observer_cls`` is not an observer.
+        ConfigError: The spec's ``observer_cls`` is not an observer.
     """
     named = spec.observer_cls if spec.observer_cls is not None else number_format(spec.dtype).default_observer
     cls = _registered(named) if isinstance(named, str) else named
@@ -97,7 +98,7 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
             one scale per token.
 
     Raises:
-        ConfigError: The spec is incomplete, or a format that learns tables cannot serve this tensor.
+        ConfigError: The spec is incomplete, or a format that learns a table cannot quantize this tensor.
         UnknownNameError: A format or an observer is not installed.
         UnsupportedError: The spec has more than two levels, and no number format builds the quantizer.
     """

@@ -1,8 +1,8 @@
-"""Granularity: which elements of a tensor share a scale.
+"""A granularity defines which elements of a tensor share a scale.
 
-A granularity is a value. It computes the shape of a tensor's scales. It also converts a tensor to a matrix in
-which each row contains the elements that share one scale, and converts the matrix back. The conversion copies
-nothing if the grouped axis is the last one.
+It is an immutable object. It computes the shape of a tensor's scales. It also converts a tensor to a matrix
+in which each row contains the elements that share one scale, and converts the matrix back. If these elements
+lie along the last axis, the conversion returns a view.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`FusedRounding` rounds or decodes a tensor in one kernel, if the device and the number format have kernels.
 
-`quark.numbers.single_level` uses the kernel if there is one. If there is none, it does the same arithmetic
-with torch operations; on a CPU, both give the same bits. On a CPU, the search for a kernel only checks the
-device.
+If there is no kernel, `quark.numbers.single_level` does the same arithmetic with torch operations. On a CPU,
+kernels and torch operations give the same bits. Normally no kernel is used on a CPU, and finding this out
+takes hardly any time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RelativeScales:
 
 @attrs.frozen(eq=False)
 class FusedRounding:
-    """The kernel of one level for tensors of one shape.
+    """The kernel that rounds tensors of one shape with the quantizer of one level.
 
     Attributes:
         level: The quantizer of the level.
@@ -80,7 +80,7 @@ class FusedRounding:
         return is_own and self.code.scales is not None and self.level.observer_class.is_extremes
 
     def rounded(self, x: Tensor, qparams: QParams, out: Tensor) -> Tensor:
-        """Fill ``out`` with the values of ``x`` rounded with the scales ``qparams``, and return ``out``.
+        """Round ``x`` with the scales ``qparams``, write the values to ``out``, and return ``out``.
 
         ``out`` may be the same tensor as ``x``.
         """
@@ -88,20 +88,22 @@ class FusedRounding:
         return out
 
     def codes(self, x: Tensor, qparams: QParams, out: Tensor) -> Tensor:
-        """Fill ``out`` with the codes of ``x`` for the scales ``qparams``, and return ``out``."""
+        """Write the codes of ``x`` for the scales ``qparams`` to ``out``, and return ``out``."""
         self._launch(x, out.view(torch.uint8) if out.is_floating_point() else out, qparams, encode=True)
         return out
 
     def decoded(self, codes: Tensor, qparams: QParams, out: Tensor) -> Tensor:
-        """Fill ``out`` with the values of one-byte codes, and return ``out``."""
+        """Write the values of one-byte codes to ``out``, and return ``out``."""
         table = _values_of_bytes(self.level, codes.device)
         self._launch(codes.view(torch.uint8), out, qparams, table=table)
         return out
 
     def found(self, x: Tensor, out: Tensor | None = None, under: RelativeScales | None = None) -> QParams:
-        """Return the scales of ``x``, and fill ``out`` with the values of ``x`` rounded with them.
+        """Compute the scales of ``x``, and return them. If ``out`` is set, write the rounded values of ``x``
+        to it.
 
-        ``out`` may be ``x`` itself.
+        ``out`` may be the same tensor as ``x``. If ``under`` is set, the scales are those of a two-level
+        quantizer.
         """
         from quark.numbers.kernels.rounding import Finding
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class QParams:
     """The scales of a tensor, and its zero points if the format has zero points.
 
-    ``value = (code − zero_point) · scale · outer_scale``.
+    An element's value is ``(code − zero_point) · scale · outer_scale``.
 
     Attributes:
         scale: The floating-point factors of the codes. The shape is ``[]`` per tensor, ``[C]`` per channel,
@@ -37,9 +37,9 @@ class QParams:
         zero_point: The zero points, in the shape of ``scale``. The dtype is int32 for integer zero points and
             float32 for real ones. It is None for formats without zero points.
         outer_scale: The float32 scale of the scales, or None. The shape is ``[]`` for one scale of the whole
-            tensor, and ``[O]`` for one scale in each row of a weight ``[O, I]``. Other shapes, such as one
-            scale for each super-block of a row, are not supported, because `quark.numbers.WeightGrid`
-            computes the scales of single groups of columns.
+            tensor, and ``[O]`` for one scale for each row of a weight ``[O, I]``. Other shapes are not
+            supported, such as one scale for each super-block of a row. The reason is that
+            `quark.numbers.WeightGrid` computes the scales of one group of columns without the other groups.
         table: The float32 table, such as a codebook, that the format has learned for the whole tensor. All
             rows use it. Its shape is the format's ``table_shape``, and its values may be negative. It is None
             for formats without a table.
@@ -77,9 +77,9 @@ class Packing:
 
         Args:
             codes: The codes ``[O, I]``, or codes of any other shape, in the format's ``storage_dtype``.
-            granularity: Which elements share a scale.
-            order: The order of the codes within a word, ``"reorder"`` or ``"order"``. It matters only for
-                formats that have both orders.
+            granularity: The rule that says which elements share a scale.
+            order: The order of the codes within a word, ``"reorder"`` or ``"order"``. Formats that have only
+                one order ignore this argument.
         """
         return codes
 
@@ -127,7 +127,7 @@ class Spacing:
 
 
 class NumberFormat(ABC):
-    """A number format. The core names no format; plugins register instances of subclasses.
+    """Base class of number formats. The core defines no format. Plugins register instances of subclasses.
 
     A format must define four methods: `max_magnitude`, `round_`, `encode` and `decode`. The defaults of the
     other methods are for formats that have float32 scales and no zero points, and that store codes unchanged.
@@ -218,8 +218,8 @@ class NumberFormat(ABC):
         """Return an error message if a field of this spec is missing or contradicts another field. Return
         None if the spec is valid. A message says what to change.
 
-        The default is for formats that have float32 scales and no zero points, and that round to the nearest
-        value.
+        The default method is for formats that have float32 scales and no zero points, and that round to the
+        nearest value.
         """
         missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
         if missing:
@@ -285,9 +285,9 @@ class NumberFormat(ABC):
     def spacing(self, spec: QTensorConfig) -> Spacing | None:
         """Return the spacing of the representable values, or None if it is unknown.
 
-        From the spacing, quark computes whether values that are cast to 16 bits still have the same codes. If
-        the spacing is unknown, quark always computes the stored codes from rounded values. This takes twice
-        as long.
+        quark uses the spacing to compute whether values that are cast to 16 bits still have the same codes.
+        If the spacing is unknown, quark always computes the stored codes from rounded values. This takes
+        twice as long.
         """
         return None
 

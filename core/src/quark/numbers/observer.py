@@ -26,8 +26,8 @@ class Observer(ABC):
         is_extremes: Whether the range reaches from the smallest to the largest value. For a spec without zero
             points, it then reaches from minus to plus the largest magnitude. If ``is_extremes`` is True,
             quark computes ranges itself, without an observer.
-        options: The names of the observer's options. A class attribute of the same name contains the default
-            of each option. Listings show the options, and `spec_error` refuses all other options.
+        options: The names of the observer's options. For each option, a class attribute with the option's
+            name contains the default. Listings show the options, and `spec_error` refuses all other options.
     """
 
     is_extremes: ClassVar[bool] = False

@@ -1,6 +1,6 @@
-"""Checks of the values, codes and scales that algorithms and loaders store in a model.
+"""Functions that check the values, codes and scales that algorithms and loaders store in a model.
 
-Large tensors are checked on samples of rows.
+If a tensor is large, some checks use only a sample of its rows.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def grid_error(
             NaN and Inf.
 
     Returns:
-        A verb phrase, such as ``"holds NaN or Inf"``, or None.
+        A verb phrase that describes the error, such as ``"holds NaN or Inf"``, or None if there is no error.
     """
     if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None:
         return wrong
@@ -113,7 +113,8 @@ def codes_error(
         values: A weight. It can have the shape ``[O, I]`` or any other shape.
         codes: The codes of all values.
         order: The order of 4-bit codes in a word.
-        is_rounded: Whether the values are rounded. If not, the function rounds the sample first.
+        is_rounded: Whether the values are rounded already. If they are not, the function rounds the sample
+            before it compares.
     """
     if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None or values.numel() == 0:
         return wrong

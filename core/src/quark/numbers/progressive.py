@@ -36,12 +36,12 @@ class ProgressiveQuantizer(TensorQuantizer):
 
     @property
     def levels(self) -> tuple[SingleLevelQuantizer, ...]:
-        """The first level, then the second."""
+        """The quantizer of the first level, and then the quantizer of the second level."""
         return (self.first_level, self.second_level)
 
     @property
     def stored_level(self) -> SingleLevelQuantizer:
-        """The second level."""
+        """The quantizer of the second level."""
         return self.second_level
 
     @property

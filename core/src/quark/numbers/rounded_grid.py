@@ -51,7 +51,8 @@ class RoundedGrid(WeightGrid):
         return self.fixed is None and not self.has_subscales
 
     def rescaled(self, factor: Tensor) -> GroupScales:
-        """Return the current scales multiplied by ``factor [groups, N]``, in the form that the spec stores.
+        """Multiply the current scales by ``factor [groups, N]``, and round the products to the scale format
+        of the spec.
 
         The zero points do not change.
         """

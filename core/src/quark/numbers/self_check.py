@@ -30,7 +30,8 @@ _SLACK = 1e-6
 
 
 def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
-    """Check a quantizer's number format, packing and observers on a small tensor, once per quantizer.
+    """Check a quantizer's number format, packing and observers on a small tensor. Each quantizer is checked
+    once.
 
     Ranges must be finite, and scales must be positive. Rounding must be in place. It must not create NaN from
     other values, and must return NaN for NaN. Its results must have codes, even if inputs are far out of

@@ -62,9 +62,9 @@ class SingleLevelQuantizer(TensorQuantizer):
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether the whole tensor has one scale, which the layers of an input group may share.
+        """Whether the whole tensor has one scale. The layers of an input group may share this scale.
 
-        It is False for formats with a table.
+        If the format has a table, the result is False.
         """
         return isinstance(self.granularity, PerTensor) and not self.is_float and self.format.table_shape is None
 
@@ -92,12 +92,11 @@ class SingleLevelQuantizer(TensorQuantizer):
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         error = self.format.spec_error(self.spec) or self.observer_class.spec_error(self.spec) or self.granularity.shape_error(shape)
         if error is None and self.format.table_shape is not None and len(shape) != 2:
-            return f"of shape {list(shape)} is no matrix, and {self.format.name} learns its table from one"
+            return f"of shape {list(shape)} is not a matrix, but {self.format.name} can learn a table only from a matrix"
         return error or self._vector_error(shape)
 
     def _vector_error(self, shape: tuple[int, ...]) -> str | None:
-        """Return why the elements of a tensor with shape ``shape`` cannot be rounded together, or None if
-        they can be."""
+        """Return why the format cannot round vectors of a tensor with shape ``shape``, or None if it can."""
         vector, columns = self.format.vector, shape[-1] if shape else 1
         if vector == 1:
             return None
@@ -107,7 +106,8 @@ class SingleLevelQuantizer(TensorQuantizer):
         if columns % vector == 0:
             return None
         return (
-            f"of shape {list(shape)} has {columns} elements in a row under a scale, and {self.format.name} rounds {vector} of them together"
+            f"of shape {list(shape)} has one scale for every {columns} elements of a row, which is not a multiple of the {vector} elements "
+            f"that {self.format.name} rounds together"
         )
 
     def observer(self) -> Observer:

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 class TensorQuantizer(ABC):
     """Base class of quantizers. Modules, algorithms and checkpoints quantize tensors through its methods.
 
-    A new kind of quantizer, for instance with several levels or its own scale structure, derives from this
-    class and defines the abstract methods. There is one outer scale for the whole tensor, or one for each row
-    of a weight. A number format returns the quantizer from `quark.numbers.NumberFormat.quantizer`.
+    A new kind of quantizer derives from this class and defines the abstract methods. For example, it has
+    several levels or its own scale structure. A quantizer can have one outer scale for the whole tensor, or
+    one for each row of a weight. A number format returns its quantizer from
+    `quark.numbers.NumberFormat.quantizer`.
     """
 
     @property
@@ -64,7 +65,7 @@ class TensorQuantizer(ABC):
     def has_tensor_scale(self) -> bool:
         """Whether the whole tensor has one scale or one outer scale.
 
-        The layers of an input group may share it.
+        The layers of an input group may share this scale.
         """
         return False
 
@@ -72,8 +73,8 @@ class TensorQuantizer(ABC):
     def has_one_product(self) -> bool:
         """Whether a value is the single product ``(code − zero_point) · scale``.
 
-        If it is not, for instance with two scales or an offset, the last bit depends on the order of the
-        operations. So `WeightGrid` then computes the values from codes.
+        With two scales or an offset, for instance, a value is not a single product. The last bit of the value
+        then depends on the order of the operations, so `WeightGrid` computes the values from codes.
         """
         return False
 
@@ -84,7 +85,7 @@ class TensorQuantizer(ABC):
 
     @abstractmethod
     def observer(self) -> Observer:
-        """Return a fresh observer for calibration."""
+        """Return a new observer for calibration."""
 
     @abstractmethod
     def qparams_from(self, observer: Observer) -> QParams:
@@ -94,9 +95,9 @@ class TensorQuantizer(ABC):
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
         """Return the scale that multiplies the scales of the stored level, or None if there is no such scale.
 
-        The shape is ``[]``, or ``[O]`` for a weight ``[O, I]``. Parts of a row cannot have outer scales of
-        their own (`QParams.outer_scale`). Whether the result is None does not depend on ``x``. `find_qparams`
-        documents the arguments.
+        The shape is ``[]``, or ``[O]`` if each row of a weight ``[O, I]`` has an outer scale. Parts of a row
+        cannot have their own outer scales (`QParams.outer_scale`). Whether the result is None must not depend
+        on ``x``. `find_qparams` documents the arguments.
         """
 
     @abstractmethod
@@ -179,9 +180,9 @@ class TensorQuantizer(ABC):
 
     @abstractmethod
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        """Return the tensors of `pack` without the codes.
+        """Return the tensors that `pack` returns, without the codes.
 
-        A checkpoint stores them for a static activation quantizer.
+        For a static activation quantizer, a checkpoint stores these tensors.
         """
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
@@ -197,7 +198,7 @@ class TensorQuantizer(ABC):
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
         """Return scales with the right shapes and dtypes but arbitrary values.
 
-        Meta models and checkpoint readers use them.
+        Meta models and checkpoint readers use these scales.
         """
 
     def empty_codes(self, shape: tuple[int, ...]) -> tuple[Tensor, QParams]:

@@ -2,8 +2,8 @@
 quantizers expect them.
 
 Quantizers expect the output channels of a weight on its first axis, and the input channels of a weight and
-the features of an activation on the last axis. A convolution has its channels elsewhere. Its layer type
-describes this by a `TensorView`.
+the features of an activation on the last axis. A convolution has its channels on other axes. The layer type
+of the convolution describes this with a `TensorView`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class TensorView(Protocol):
 
 
 def output_first_shape(shape: tuple[int, ...], groups: int = 1) -> tuple[int, ...]:
-    """Return the shape ``[out, in / groups, …]`` of a weight ``[in, out / groups, …]``.
+    """Convert the shape ``[in, out / groups, …]`` of a weight to the shape ``[out, in / groups, …]``.
 
-    The function is its own inverse.
+    A second call converts the shape back.
 
     >>> output_first_shape((8, 6, 3, 3), groups=2)
     (12, 4, 3, 3)
@@ -133,7 +133,7 @@ class ChannelsLast:
 
 
 def viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
-    """Return a quantizer that applies ``quantizer`` through ``view``.
+    """Return a quantizer that rearranges a tensor with ``view`` before it applies ``quantizer``.
 
     If ``quantizer`` only casts, return it unchanged.
     """

@@ -45,12 +45,12 @@ class TwoLevelQuantizer(TensorQuantizer):
 
     @property
     def levels(self) -> tuple[SingleLevelQuantizer, ...]:
-        """The level of elements, then the level of scales."""
+        """The quantizer of the elements, and then the quantizer of the block scales."""
         return (self.element_level, self.scale_level)
 
     @property
     def stored_level(self) -> SingleLevelQuantizer:
-        """The level of elements."""
+        """The quantizer of the elements."""
         return self.element_level
 
     @property

@@ -132,7 +132,7 @@ class Catalog:
             raise UnknownNameError(message, kind="public name", name=name, known=known)
         if len({c.record.exports[name] for c in claims}) > 1:
             raise AmbiguousNameError(
-                f"'{name}' is provided by {' and by '.join(dict.fromkeys(str(c.source) for c in claims))}, as different objects. "
+                f"{' and '.join(dict.fromkeys(str(c.source) for c in claims))} provide different objects under the name '{name}'. "
                 f'Leave one plugin out with QUARK_DISABLED_PLUGINS, or write replaces="{claims[0].source.distribution}" in one record'
             )
         return load_for(claims[0].record.exports[name], f"the public name '{name}'", claims[0].source)

@@ -95,7 +95,7 @@ class LayerTypeRecord(Record):
     @by_name.validator
     def _check_by_name(self, _: Any, by_name: bool) -> None:
         if self.lookup and not by_name:
-            raise ValueError(f"'{self.name}' has lookup=True, and such layers are quantized only by name: leave by_name out")
+            raise ValueError(f"'{self.name}' sets lookup=True, so by_name must be True. Leave by_name out")
 
 
 def _check_operators(_: Any, attribute: Any, values: tuple[str, ...]) -> None:
@@ -174,10 +174,11 @@ class GraphOpRecord(Record):
     def __attrs_post_init__(self) -> None:
         if (self.weight is None) != (self.layer_type is None) or (self.bias is not None and self.weight is None):
             raise ValueError(
-                f"the operator '{self.name}' sets only one of weight and layer_type, or a bias without a weight: set both, or none"
+                f"the operator '{self.name}' sets only one of weight and layer_type, or sets bias without weight. "
+                "Set weight and layer_type, or leave weight, layer_type and bias out"
             )
         if self.weight is not None and self.moves_values:
-            raise ValueError(f"the operator '{self.name}' has a weight, so it does not only move values: leave weight or moves_values out")
+            raise ValueError(f"the operator '{self.name}' sets both weight and moves_values. Leave one of them out")
 
     @property
     def type_names(self) -> tuple[str, ...]:

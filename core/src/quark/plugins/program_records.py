@@ -62,7 +62,7 @@ class ExporterRecord(Record):
         if self.exporter is None and self.reader is None and self.dequantizer is None:
             raise ValueError(f"the layout '{self.name}' has neither exporter nor reader nor dequantizer: name one of them")
         if self.inspector is not None and self.reader is None:
-            raise ValueError(f"the layout '{self.name}' has an inspector, which needs the result of a reader: name a reader too")
+            raise ValueError(f"the layout '{self.name}' has an inspector, but not the reader that the inspector needs. Name a reader too")
         if (self.reader is not None or self.dequantizer is not None) and not self.quant_methods:
             raise ValueError("a layout with a reader or a dequantizer needs quant_methods: list the 'quant_method' of its checkpoints")
 

@@ -206,6 +206,8 @@ class AlgorithmRecord(Record):
             raise ValueError(f"only roundings have excluded_schemes and worst_ratio, but '{self.name}' is a {self.kind}: leave them out")
         own = {self.name, *self.aliases, *filter(None, [self.role])}
         if itself := own & {*self.before, *self.after}:
-            raise ValueError(f"'{self.name}' cannot run before or after '{min(itself)}', which is its own name or role: leave that out")
+            raise ValueError(
+                f"'{self.name}' cannot run before or after '{min(itself)}', because that is its own name or role. Leave it out"
+            )
         if both := {*self.before} & {*self.after}:
             raise ValueError(f"'{self.name}' cannot run both before and after '{min(both)}': name it in only one of before and after")

@@ -73,7 +73,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ConfigError(f"--model_export names the exporter '{twice[0]}' twice, and both would write the same files: name it once")
     if args.custom_mode not in exporters():
-        raise UnsupportedError(f"--custom_mode {args.custom_mode} needs an exporter of that name: install a plugin that has it")
+        raise UnsupportedError(f"--custom_mode {args.custom_mode} needs an exporter of that name. Install a plugin that provides it")
     if args.params_load and not (args.json_path and args.safetensors_path):
         raise ConfigError("--params_load reads two files: give --json_path and --safetensors_path")
     if args.quant_scheme is None and not (args.skip_quantization or args.model_reload or args.params_load):

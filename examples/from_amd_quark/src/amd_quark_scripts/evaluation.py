@@ -57,7 +57,7 @@ def ppl_eval(model: nn.Module, testenc: Any, dev: str | torch.device | None = No
         NonFiniteError: A logit is NaN or Inf.
     """
     if file_format != "hf_format":
-        raise UnsupportedError(f"ppl_eval evaluates transformers models, not {file_format!r}")
+        raise UnsupportedError(f"ppl_eval does not support file_format={file_format!r}. Use 'hf_format' with a transformers model")
     tokens: Tensor = testenc.input_ids.cpu()
     count = tokens.numel() // _WINDOW
     if count == 0:
@@ -159,7 +159,10 @@ def eval_model(
         CalibrationError: WikiText cannot be read.
     """
     if args.evaluation_dataset != "wikitext" or args.use_mlperf_rouge:
-        raise UnsupportedError("only --evaluation_dataset wikitext without --use_mlperf_rouge is supported: use quark evaluate --tasks")
+        raise UnsupportedError(
+            "this script evaluates only with --evaluation_dataset wikitext and without --use_mlperf_rouge. "
+            "For other evaluations, use quark evaluate --tasks"
+        )
     tokenizer = get_tokenizer(args.model_dir)
     if args.use_ppl_eval_for_kv_cache or args.use_ppl_eval_model:
         rows = None if args.num_eval_data == -1 else args.num_eval_data

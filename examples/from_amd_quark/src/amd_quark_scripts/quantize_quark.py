@@ -118,7 +118,7 @@ def with_group_size(scheme: str, size: int | None) -> str:
 
 def _size(text: str) -> int:
     if not text.isdecimal():
-        raise ConfigError(f"--group_size_per_layer takes a pattern and a number, not {text!r}")
+        raise ConfigError(f"--group_size_per_layer has the group size {text!r}, which is not a number. Give a pattern and a number")
     return int(text)
 
 

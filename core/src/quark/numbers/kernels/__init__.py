@@ -1,7 +1,7 @@
 """Triton kernels that round a tensor in one pass, the device code of formats, and the choice of devices that
 use kernels.
 
-`quark.numbers.kernels` imports no Triton. The modules with kernels are imported when a tensor is first
+`quark.numbers.kernels` does not import Triton. The modules with kernels are imported when a tensor is first
 rounded on a device that uses them.
 """
 
@@ -27,7 +27,7 @@ DeviceFunction = Callable[..., Any]
 
 @attrs.frozen(kw_only=True)
 class DeviceCode:
-    """The arithmetic of a number format for one element, as functions under ``triton.jit``.
+    """The arithmetic of a number format for one element, as functions decorated with ``triton.jit``.
 
     The functions work on float32 tiles of any shape. They give the same bits as the methods of
     `quark.numbers.NumberFormat` on a CPU. Kernels are compiled without fused multiply-add. To get equal bits,
@@ -107,7 +107,7 @@ def _has_triton() -> bool:
 def launching_on(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which kernels are launched on ``device``.
 
-    Without it, Triton would use the current device, even if the arguments are on another device.
+    Without this context, Triton would use the current device, even if the arguments are on another device.
     """
     return nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
 

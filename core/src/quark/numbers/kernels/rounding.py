@@ -156,7 +156,7 @@ def round_runs(
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """How `launch` finds scales.
+    """The functions and parameters with which `launch` computes scales.
 
     Attributes:
         scales: The function ``scales`` of a `quark.numbers.kernels.DeviceCode`. If ``largest`` is set, it is
@@ -190,9 +190,10 @@ def launch(
     finding: Finding | None = None,
     table: Tensor | None = None,
 ) -> None:
-    """Round ``x`` into ``out`` with the scales, zero points and outer scale in ``qparams``.
+    """Round ``x`` with the scales, zero points and outer scale in ``qparams``, and write the result to
+    ``out``.
 
-    All tensors are contiguous and on one device.
+    All tensors must be contiguous and on the same device.
 
     Args:
         code: The arithmetic of the number format.
