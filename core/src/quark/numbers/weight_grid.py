@@ -97,12 +97,17 @@ class WeightGrid:
         return part
 
     def scales(self, w: Tensor) -> GroupScales:
-        """Return the scales of ``w [m · group, N]`` for the ranges of its values, as in round-to-nearest."""
+        """Return the scales of the m groups in ``w [m · group, N]``, as in round-to-nearest.
+
+        The scales cover the ranges of the values in ``w``.
+        """
         return self._scales_from_ranges(*self.ranges(w), observed=True)
 
     def scales_of_ranges(self, low: Tensor, high: Tensor) -> GroupScales:
-        """Return the scales for ranges ``[m, N]`` that a search has chosen. The scales have the format of the
-        spec."""
+        """Return the scales of m groups for ranges ``[m, N]`` that a search has chosen.
+
+        The scales are rounded to the scale format of the spec.
+        """
         return self._scales_from_ranges(low, high, observed=False)
 
     def _scales_from_ranges(self, low: Tensor, high: Tensor, *, observed: bool) -> GroupScales:
@@ -110,10 +115,10 @@ class WeightGrid:
         return self._group_scales(qparams.scale, qparams.zero_point, self._outer)
 
     def with_subscales(self, w: Tensor, scales: GroupScales) -> GroupScales:
-        """Return the scales multiplied by the subscales of a microexponent format for ``w [m · group, N]``.
+        """Multiply ``scales`` by the subscales that a microexponent format chooses for the weights ``w``.
 
-        The result has one row for each input channel. If the format has no subscales, return ``scales``
-        itself.
+        ``w`` contains m groups and has the shape ``[m · group, N]``. The result has one row for each input
+        channel. If the format has no subscales, return ``scales`` itself.
         """
         if not self.has_subscales:
             return scales

@@ -1,7 +1,7 @@
-"""The version of the plugin API, and the range of versions that a plugin was written for.
+"""The version of the plugin API, and the range of versions for which a plugin was written.
 
-The version increases if a hook, a field of a record or a method of a protocol is renamed, removed or newly
-required. It is independent of the versions of the distributions.
+The version increases if a hook, a field of a record or a method of a protocol is renamed or removed, or if it
+is now required. The version is independent of the versions of the distributions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def as_api_range(value: object) -> ApiRange | None:
     """Return a range of versions from ``(lowest, highest)`` or from a single version. Return None for None.
 
     Raises:
-        ValueError: The value is neither such a pair nor a version.
+        ValueError: The value is neither a pair ``(lowest, highest)`` nor a version.
 
     >>> as_api_range((1, 2)), as_api_range(2), as_api_range(None)
     ((1, 2), (2, 2), None)

@@ -51,7 +51,7 @@ class Origin:
         return f"{self.what} of {self.source}"
 
     def error(self, complaint: str) -> PluginError:
-        """Return a `PluginError` that names this object and its plugin.
+        """Return a `PluginError` that names this object and the plugin that provides it.
 
         Args:
             complaint: A verb phrase, such as ``"leaves NaN in the weight of 'lm_head'"``.

@@ -35,7 +35,7 @@ class Catalog:
     Attributes:
         collection: The records, hooks and failures of the plugins.
         distributions: Names of the distributions that have plugins, including plugins that are left out.
-        left_out: Mapping from a plugin that is left out to the environment variable that causes this.
+        left_out: Mapping from a plugin that is left out to the environment variable that leaves it out.
         is_strict: Whether failures are raised (``QUARK_STRICT_PLUGINS``).
         registries: Mapping from a kind in the plural, such as ``"schemes"``, to its registry.
         listeners: The event hooks of the plugins.
@@ -116,7 +116,7 @@ class Catalog:
         return " ".join(sentences)
 
     def exported(self, name: str) -> Any:
-        """Return the object that a record exports as ``name``. This is a plain name or ``"module:name"``.
+        """Return the object that a record exports as ``name``. ``name`` is a plain name or ``"module:name"``.
 
         Raises:
             UnknownNameError: (a ValueError) No record exports ``name``. The message says which distribution
@@ -142,7 +142,8 @@ class Catalog:
         self.listeners.emit(event)
 
     def measure(self, moment: Moment) -> None:
-        """Call the measuring hooks of the plugins with a moment. Their errors are logged and ignored."""
+        """Call the measuring hooks of the plugins with a moment. Errors of the hooks are logged and
+        ignored."""
         self.measuring.emit(moment)
 
 
@@ -199,7 +200,7 @@ def listening(listener: Listener, name: str = "a listener") -> Iterator[None]:
     Args:
         listener: Function that is called with each `Event`. It is called in the thread that does the work,
             between two steps of the work.
-        name: Name of the listener, for the message if the listener raises.
+        name: Name of the listener. The log message shows it if the listener raises an exception.
 
     Example:
         >>> from quark.plugins import RunFinished, emit, listening
@@ -220,6 +221,9 @@ def is_heard() -> bool:
 
 
 def emit(event: Event) -> None:
-    """Call the program's listeners, then the plugins' event hooks. Their errors are logged and ignored."""
+    """Call the program's listeners, and then the plugins' event hooks, with an event.
+
+    Errors of listeners and hooks are logged and ignored.
+    """
     _program.emit(event)
     catalog().emit(event)

@@ -65,7 +65,7 @@ class Listeners:
         self._listeners.append((whose, listener))
 
     def remove(self, whose: object, listener: Listener) -> None:
-        """Remove a listener that was added with the same owner."""
+        """Remove a listener that `add` has added with the same owner."""
         self._listeners.remove((whose, listener))
         self._failed.discard(id(listener))
 
@@ -104,7 +104,7 @@ _NOTHING: Any = object()
 class _Manager(pluggy.PluginManager):
     """A plugin manager of pluggy for one plugin. Each plugin has its own manager.
 
-    One manager for all plugins is not possible. Up to pluggy 1.6, `subset_hook_caller` also calls functions
+    Plugins cannot share one manager. Up to pluggy 1.6, `subset_hook_caller` also calls functions
     of excluded plugins if they implement a hook by ``specname=``.
 
     If one hook cannot be called, the other hooks of the plugin still work. pluggy alone would refuse the
@@ -149,7 +149,8 @@ def _is_wrapper(implementation: pluggy.HookImpl) -> bool:
 def _looks_forgotten(plugin: Any, name: str) -> bool:
     """Return whether a function without ``@hookimpl`` was probably meant to implement a hook.
 
-    Such a function is defined in the plugin itself, and the beginning of its name is that of a hook's name.
+    Return True if the function is defined in the plugin itself and has a name that begins like the name of a
+    hook.
     """
     if not name.startswith(("quark_register", "quark_on_")):
         return False
@@ -215,7 +216,8 @@ class Collection:
                     self.add_plugin(plugin, source)
 
     def add_plugin(self, plugin: object, source: Source) -> None:
-        """Add the records and hooks of an imported plugin. First compare its range of API versions."""
+        """Compare the plugin's range of API versions with the version of the core. Then add its records and
+        hooks."""
         stated, fix = f"its {API_ATTRIBUTE} is not valid:", f"write {API_ATTRIBUTE} = (lowest, highest)"
         api = self._attempt(source, "require", stated, lambda: as_api_range(getattr(plugin, API_ATTRIBUTE, None)), fix=fix)
         if api is _NOTHING:

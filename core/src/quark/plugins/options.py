@@ -170,7 +170,7 @@ def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> di
     tuple.
 
     Args:
-        whose: Owner of the options, for messages, such as ``"the scheme 'mx6'"``.
+        whose: Owner of the options, as messages name it, such as ``"the scheme 'mx6'"``.
         known: All options of the owner.
         given: Mapping from the name of an option to the value that a user gave.
 

@@ -79,7 +79,8 @@ def as_optional_tuple(values: Iterable[Option] | None) -> tuple[Option, ...] | N
 
 
 def check_options(record: Any, attribute: Any, values: tuple[Option, ...]) -> None:
-    """Check that each option is an `Option`, that names differ, and that this kind of record has options."""
+    """Check that each option is an `Option`, that all names differ, and that this kind of record may have
+    options."""
     expected = [field.metadata[KEY] for field in attrs.fields(type(record)) if KEY in field.metadata]
     if values and not any(one.options for one in expected):
         raise ValueError(f"a {type(record).__name__} has no options: leave {attribute.name} out")

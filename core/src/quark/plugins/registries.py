@@ -155,7 +155,7 @@ class ExporterRegistry(Registry[ExporterRecord]):
         Args:
             block: The ``quantization_config`` of a checkpoint.
             part: Field of the record that must not be None.
-            path: File or directory of the checkpoint, for messages.
+            path: File or directory of the checkpoint. Only messages show it.
 
         Raises:
             AmbiguousNameError: (a ValueError) Several layouts fit with equally many marks.

@@ -29,11 +29,11 @@ class Kind:
     """A kind of thing that plugins provide.
 
     Attributes:
-        name: Name of the kind in the singular, for messages, such as ``"scheme"``.
+        name: Name of the kind in the singular, such as ``"scheme"``. Messages show it.
         plural: Name of the registry and of the listing, such as ``"schemes"``.
         record: Class of the records.
         registry: Class of the registry. It has a typed method for each reference of the records.
-        distribution: Name of the distribution that provides the built-in records, for messages.
+        distribution: Name of the distribution that provides the built-in records. Messages show it.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Registry(Generic[R]):
         kind: The kind of the records.
         entries: Records with their plugins. The registry does not copy the list, because plugins that are
             imported later add their records to it.
-        failures: Function that returns the failures of all plugins, for messages.
+        failures: Function that returns the failures of all plugins. Messages show them.
         missing: Function that takes names of distributions. It returns sentences for messages about those
             distributions that are not installed or are left out. The result may be empty.
     """
