@@ -216,8 +216,10 @@ class Collection:
                     self.add_plugin(plugin, source)
 
     def add_plugin(self, plugin: object, source: Source) -> None:
-        """Compare the plugin's range of API versions with the version of the core. Then add its records and
-        hooks."""
+        """Add the records and hooks of an imported plugin.
+
+        If the plugin was written for other API versions than the core's version, record a failure instead.
+        """
         stated, fix = f"its {API_ATTRIBUTE} is not valid:", f"write {API_ATTRIBUTE} = (lowest, highest)"
         api = self._attempt(source, "require", stated, lambda: as_api_range(getattr(plugin, API_ATTRIBUTE, None)), fix=fix)
         if api is _NOTHING:

@@ -22,8 +22,8 @@ STAGES = ("require", "import", "register", "call", "validate")
 def attempted(call: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
     """Return the result of ``call``, which runs code of a plugin. If it raises, return ``failed(error)``.
 
-    A KeyboardInterrupt is raised again. Other exceptions that are no subclass of Exception are caught too,
-    because a plugin may call ``sys.exit``, or its Rust library may panic.
+    A KeyboardInterrupt is raised again. Other exceptions are caught even if they do not derive from
+    Exception, because a plugin may call ``sys.exit``, or a Rust library of the plugin may panic.
     """
     try:
         return call()
@@ -44,7 +44,7 @@ class PluginFailure:
     Attributes:
         source: The plugin that failed.
         stage: The stage at which the plugin failed, one of `STAGES`. ``"require"``: the plugin was written
-            for another core. ``"import"``: the import of its module raised. ``"register"``: the name or the
+            for another core. ``"import"``: the import of the module raised. ``"register"``: the name or the
             signature of a hook is wrong. ``"call"``: a hook raised. ``"validate"``: a hook returned objects
             that are not records, or a record is not valid.
         error: A sentence that describes the failure.

@@ -116,9 +116,10 @@ class Registry(Generic[R]):
         self._changes = 0
 
     def names(self) -> list[str]:
-        """Return all names, sorted, without aliases. `get` accepts each of them.
+        """Return the sorted names of all records, without aliases. `get` accepts each of these names.
 
-        If several distributions register a name, the result has ``"distribution:name"`` for each of them.
+        If several distributions register a name, the result contains ``"distribution:name"`` for each of
+        them.
         """
         return _standing_names(self._entries)
 
@@ -127,7 +128,8 @@ class Registry(Generic[R]):
         return _standing_names(entry for entry in self._entries if entry.source.distribution != RUN_TIME)
 
     def run_time_names(self) -> list[str]:
-        """Return the names of records that the program added with `register`, in order."""
+        """Return the names of the records that the program added with `register`, in the order of these
+        calls."""
         return [entry.record.name for entry in self._entries if entry.source.distribution == RUN_TIME]
 
     def get(self, name: str) -> R:
@@ -146,7 +148,8 @@ class Registry(Generic[R]):
     def _load(self, name: str, field: str) -> Any:
         """Return the object to which a field of a record refers.
 
-        The subclass for each kind has a typed method for each such field.
+        The subclass of `Registry` for each kind of record has a typed method for each field that is a
+        reference.
 
         Args:
             name: Name of the record, as for `get`.
@@ -169,7 +172,8 @@ class Registry(Generic[R]):
         return loaded
 
     def options(self, name: str) -> tuple[Option, ...]:
-        """Return the options that a record declares. If it declares none, return the options of its code.
+        """Return the options that a record declares. If the record declares none, return the options of the
+        code that the record points at.
 
         Raises:
             UnknownNameError, AmbiguousNameError: `get` raises this error.
@@ -202,11 +206,12 @@ class Registry(Generic[R]):
         """Add a record while the program runs.
 
         Args:
-            record: A record of the kind of this registry. Its field ``replaces`` works as in plugins.
+            record: A record of the kind of this registry. The field ``replaces`` works as in plugins.
             source: Source of the record. By default it is the program itself, as ``"run-time"``.
 
         Raises:
-            ConfigError: (a ValueError) The record is of another kind, or another record has one of its names.
+            ConfigError: (a ValueError) The record is of another kind, or another record already has one of
+                the new record's names.
         """
         if not isinstance(record, self.kind.record):
             raise ConfigError(f"a {self.kind.record.__name__} is needed to register a {self.kind.name}, not {record!r}")
@@ -317,7 +322,8 @@ def not_there(error: str, name: str, known: Sequence[str], reasons: Sequence[str
 
 
 def load_for(reference: Reference, what: str, source: Source) -> Any:
-    """Return the object of a plugin's reference. If the import of its module prints text, it goes to stderr.
+    """Return the object to which a plugin's reference points. Text that the import of the module prints goes
+    to stderr.
 
     Raises:
         PluginError: The object does not exist, or the import raised. The message names the plugin, the

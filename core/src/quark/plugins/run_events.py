@@ -34,8 +34,8 @@ class TimeLeft:
     """Measures the rate of work, and estimates how long the remaining work takes.
 
     Args:
-        work: Amount of work of each piece, in any unit, such as the bytes of a block. 0 for a piece that this
-            process skips.
+        work: Amount of work for each piece, in any unit, such as the bytes of a block. The amount is 0 for a
+            piece that this process skips.
 
     Example:
         >>> left = TimeLeft([10, 30, 30])
@@ -92,7 +92,7 @@ class RunEvents:
 
     @property
     def is_heard(self) -> bool:
-        """Whether this object sends events, and there is a listener for them."""
+        """Whether this object sends events and somebody listens to events."""
         return self._speaks and is_heard()
 
     def tell(self, kind: type[Event], **fields: Any) -> None:
@@ -138,7 +138,8 @@ class RunEvents:
         self._block = {}
 
     def blocks(self, blocks: Sequence[_Block]) -> Iterator[_Block]:
-        """Yield blocks. Send `BlockStarted` before each, and `BlockFinished` when the caller is done with it.
+        """Yield blocks. Send `BlockStarted` before each block, and `BlockFinished` when the caller asks for
+        the next block.
 
         Each block has the attributes ``name`` and ``module``.
         """
