@@ -20,6 +20,7 @@
 ``{{ costs }}``           the counted costs of runs
 ``{{ defaults }}``        comparisons of settings on several models
 ``{{ heads }}``           the measured heads that are tied to embeddings
+``{{ low_bits }}``        the measured models in 2 and 3 bits
 ``{{ measured }}``        the table of measured accuracy
 ``{{ mixed }}``           the tables of measured choices of mixed precision
 ``{{ peers }}``           the tables of comparisons with other programs
@@ -42,6 +43,7 @@ from tools.docs import (
     defaults,
     events,
     heads,
+    low_bits,
     manual,
     measured,
     mixed,
@@ -77,6 +79,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "costs": lambda _, __: costs.table(),
     "defaults": lambda _, __: defaults.page(),
     "heads": lambda _, __: heads.table(),
+    "low_bits": lambda _, __: low_bits.table(),
     "measured": lambda _, __: measured.table(),
     "mixed": lambda _, __: mixed.table(),
     "peers": lambda _, __: peers.table(),
