@@ -1,4 +1,4 @@
-"""The table of ``docs/data/low_bits.json``: models in 2 and 3 bits, which `benchmarks.defaults` has measured."""
+"""The table of ``docs/data/low_bits.json``: models in 2 and 3 bits, measured by `benchmarks.defaults`."""
 
 from __future__ import annotations
 
