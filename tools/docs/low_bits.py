@@ -31,7 +31,7 @@ def table() -> str:
         for name in names
         if (model, name, texts[0]) in found
     ]
-    return markdown_table(["model", "scheme", "bits", *(f"KL, {cell(text)}" for text in texts)], rows)
+    return markdown_table(["model", "scheme", "bits", *(f"KL on {cell(text)}" for text in texts)], rows)
 
 
 def _kl(one: Mapping[str, Any]) -> str:
