@@ -1,10 +1,10 @@
 """Record golden files from GPTQModel: quantized layers in both versions of GPTQ's format, and their weights.
 
-    GPTQMODEL_CPU_WORKERS=2 python tools/record_gptqmodel.py plugins/quark_exporters/tests/gptq/golden_gptqmodel
+    python tools/record_gptqmodel.py plugins/quark_exporters/tests/gptq/golden_gptqmodel
 
-The script needs gptqmodel 7.7 and a C++ compiler. Install gptqmodel with ``BUILD_CUDA_EXT=0 pip install
---no-build-isolation gptqmodel==7.7.0``, after torch, setuptools and ninja. On a machine with two CPU cores,
-GPTQModel stops at its start unless ``GPTQMODEL_CPU_WORKERS`` is 2.
+The script needs gptqmodel 7.7. After torch, setuptools and ninja, ``BUILD_CUDA_EXT=0 pip install
+--no-build-isolation gptqmodel==7.7.0`` installs gptqmodel without a GPU. On a machine with two CPU cores,
+GPTQModel raises an error unless the environment variable ``GPTQMODEL_CPU_WORKERS`` is 2 or more.
 
 GPTQModel rounds, packs and writes each checkpoint on a CPU. The script keeps the tensors of the quantized
 layers and the ``quantization_config``. GPTQModel then loads the checkpoint, and its torch kernel dequantizes
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def write_float_model(folder: Path) -> None:
-    """Write a random model with a tokenizer. Some rows are almost positive, so that some zero points are 0."""
+    """Write a random model with a tokenizer. Many rows have few negative weights, so that zero points are 0."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS)).half().eval()
     block = model.model.layers[0]
@@ -105,7 +105,7 @@ def quantize(model: Path, settings: dict[str, Any], folder: str) -> None:
 
 
 def dequantized(folder: str) -> dict[str, torch.Tensor]:
-    """Return the weights, output channels first, that GPTQModel's torch kernel computes from the checkpoint."""
+    """Return the weights ``[O, I]`` that GPTQModel's torch kernel computes from the checkpoint."""
     model = GPTQModel.load(folder, device="cpu", backend=BACKEND.GPTQ_TORCH, dtype=torch.float16).model.eval()
     layers = {name: module for name, module in model.named_modules() if hasattr(module, "dequantize_weight")}
     with torch.no_grad():

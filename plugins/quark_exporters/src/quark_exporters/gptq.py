@@ -14,7 +14,7 @@ tensor       contents
 A weight has O output channels and I input channels. A value is ``(code − zero point) · scale``. The number of
 bits and the group size may differ between layers; quark computes both from the shapes of the tensors. Source:
 ``auto_round.utils.bit_packing`` and ``auto_round_extension/torch`` of AutoRound 0.16;
-``gptqmodel/utils/model.py`` of GPTQModel.
+``gptqmodel/utils/model.py`` of GPTQModel 7.7.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ class GptqDequantizer:
             yield from AwqDequantizer().float_tensors({"bits": block.get("bits", 4), "group_size": _group_size(block)}, stored)
             return
         offset, size = _offset(block), _group_size(block)
+        wraps = offset > 0 and _is_of_gptqmodel(block)
         for name in stored:
             if name.endswith(".qweight"):
-                yield _Layer.of(name.removesuffix(".qweight"), stored, size, offset).float_tensor(block.get("desc_act") is True)
+                layer = _Layer.of(name.removesuffix(".qweight"), stored, size, offset)
+                yield attrs.evolve(layer, wraps=wraps).float_tensor(block.get("desc_act") is True)
 
 
 def _packing(block: Mapping[str, Any]) -> str:
@@ -84,6 +86,13 @@ def _offset(block: Mapping[str, Any]) -> int:
     return int(form == "gptq")
 
 
+def _is_of_gptqmodel(block: Mapping[str, Any]) -> bool:
+    """Return whether ``block`` says that GPTQModel quantized the checkpoint."""
+    meta = block.get("meta")
+    programs = meta.get("quantizer") if isinstance(meta, Mapping) else None
+    return any(str(program).startswith("gptqmodel:") for program in (programs if isinstance(programs, list) else [programs]))
+
+
 def _group_size(block: Mapping[str, Any]) -> int:
     size = block.get("group_size", 128)
     if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
@@ -101,6 +110,8 @@ class _Layer:
     group_size: int
     offset: int
     has_order: bool
+    wraps: bool = False
+    """Whether a stored zero point wraps around, as GPTQModel stores the zero point 0 (`zero_points`)."""
 
     @classmethod
     def of(cls, name: str, stored: Mapping[str, Tensor], said: int, offset: int) -> _Layer:
@@ -176,8 +187,26 @@ class _Layer:
     def codes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the codes ``[O, I]``, the zero points ``[O, groups]`` and the scales ``[O, groups]``."""
         codes = streamed_codes(tensors[f"{self.name}.qweight"].t().contiguous(), self.bits)
-        zeros = streamed_codes(tensors[f"{self.name}.qzeros"], self.bits).t().to(torch.int32) + self.offset
+        zeros = self.zero_points(tensors[f"{self.name}.qzeros"]).t()
         return codes, zeros.contiguous(), tensors[f"{self.name}.scales"].t().float().contiguous()
+
+    def zero_points(self, words: Tensor) -> Tensor:
+        """Return the zero points as int32 ``[groups, O]``.
+
+        If a number of bits divides 32, GPTQModel subtracts the offset from each 32-bit word of packed zero
+        points in one subtraction. A zero point of 0 then borrows from the next one in the word, and the
+        addition to the word gives both back. With 3 bits, GPTQModel subtracts modulo 8.
+
+        Args:
+            words: The packed zero points, as stored.
+        """
+        if not self.wraps:
+            return streamed_codes(words, self.bits).to(torch.int32) + self.offset
+        if _WORD % self.bits:
+            return (streamed_codes(words, self.bits).to(torch.int32) + self.offset) & (2**self.bits - 1)
+        sums = words.long() + sum(self.offset << place for place in range(0, _WORD, self.bits))
+        signed = (sums + 2 ** (_WORD - 1)) % 2**_WORD - 2 ** (_WORD - 1)
+        return streamed_codes(signed.to(torch.int32), self.bits).to(torch.int32)
 
     def weight(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Return the float weight.

@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ and AutoRound as sources: recordings, and codes that the tests pack by numpy."""
+"""Checkpoints of GPTQ, GPTQModel and AutoRound as sources: recordings, and codes packed by numpy."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from quark.models.hf.dequantizer import FloatTensor
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
 from quark_exporters.gptq import GptqDequantizer
-from quark_exporters.stored_codes import weight_quantizer
+from quark_exporters.stored_codes import streamed_codes, weight_quantizer
 
 GOLDEN = Path(__file__).parent / "golden"
+OF_GPTQMODEL = Path(__file__).parent / "golden_gptqmodel"
 ULP = 2.0**-10
 """Of float16, relative: AutoRound multiplies codes and scales in it."""
 
 
-def test_the_recordings_are_those_of_the_manifest() -> None:
-    manifest = json.loads((GOLDEN / "MANIFEST.json").read_text(encoding="utf-8"))
-    assert {name: hashlib.sha256((GOLDEN / name).read_bytes()).hexdigest() for name in manifest["sha256"]} == manifest["sha256"]
+@pytest.mark.parametrize("golden", [GOLDEN, OF_GPTQMODEL], ids=["auto_round", "gptqmodel"])
+def test_the_recordings_are_those_of_the_manifest(golden: Path) -> None:
+    manifest = json.loads((golden / "MANIFEST.json").read_text(encoding="utf-8"))
+    assert {name: hashlib.sha256((golden / name).read_bytes()).hexdigest() for name in manifest["sha256"]} == manifest["sha256"]
 
 
 @pytest.mark.parametrize("form", ["auto_gptq", "auto_round", "awq"])
@@ -49,6 +51,30 @@ def test_a_checkpoint_of_auto_round_computes_its_logits(form: str, keeps: bool, 
     kept = {name for name, tensor in stored.items() if name.endswith("proj.weight") and not tensor.is_floating_point()}
     # In two forms one of 14 layers is float and one has 3 bits, for which quark has no unsigned format.
     assert len(kept) == (0 if not keeps else 14 if form == "awq" else 12)
+
+
+@pytest.mark.parametrize("form", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("setting", sorted(path.name for path in OF_GPTQMODEL.iterdir() if path.is_dir()))
+def test_a_checkpoint_of_gptqmodel_has_the_weights_that_gptqmodel_computes(setting: str, form: str) -> None:
+    stored = load_file(OF_GPTQMODEL / setting / f"{form}.safetensors")
+    block = json.loads((OF_GPTQMODEL / setting / f"{form}.json").read_text(encoding="utf-8"))
+    recorded = load_file(OF_GPTQMODEL / setting / "weights.safetensors")
+    ours = list(GptqDequantizer().float_tensors(block, {name: tensor.to("meta") for name, tensor in stored.items()}))
+    assert {one.name for one in ours} == set(recorded)
+    for one in ours:
+        # Each product of a difference of codes and a float16 scale is exact in float32, and is rounded to float16 once.
+        assert torch.equal(one.make(stored, torch.float16), recorded[one.name])
+        # The codes of 3 bits and of columns in another order have no format, so quark cannot keep them.
+        assert len(one.layers) == (setting not in ("int3_asymmetric", "int4_desc_act"))
+        for layer in one.layers:
+            coded = layer.read(stored)
+            assert torch.equal(weight_quantizer(layer.config).dequantize(coded.codes, coded.qparams).half(), recorded[one.name])
+
+
+@pytest.mark.parametrize("setting", ["int4_asymmetric", "int4_desc_act", "int8_asymmetric", "int3_asymmetric", "int2_asymmetric"])
+def test_recorded_zero_points_of_gptqmodel_include_0(setting: str) -> None:
+    words = {name: tensor for name, tensor in load_file(OF_GPTQMODEL / setting / "gptq_v2.safetensors").items() if "qzeros" in name}
+    assert all((streamed_codes(tensor, int(setting[3])) == 0).any() for tensor in words.values())
 
 
 def stream(codes: np.ndarray, bits: int) -> Tensor:
