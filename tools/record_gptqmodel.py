@@ -1,4 +1,4 @@
-"""Record golden files from GPTQModel: quantized layers in both versions of GPTQ's format, and their weights.
+"""Record golden files from GPTQModel: quantized layers in three forms of GPTQ's format, and their weights.
 
     python tools/record_gptqmodel.py plugins/quark_exporters/tests/gptq/golden_gptqmodel
 
@@ -30,7 +30,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 PACKAGES = ("torch", "transformers", "safetensors", "gptqmodel")
 WORDS = 64
-SIZES = {"vocab_size": WORDS, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "max_position_embeddings": 64}
+SIZES = {
+    "vocab_size": WORDS,
+    "hidden_size": 32,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 64,
+}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
 FLOAT_LAYERS = {"-:.*(q_proj|o_proj|v_proj|gate_proj|up_proj)": {}}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -39,9 +46,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "int4_desc_act": {"bits": 4, "sym": False, "desc_act": True, "act_group_aware": False},
     "int8_asymmetric": {"bits": 8, "sym": False},
     "int3_asymmetric": {"bits": 3, "sym": False},
+    "int5_asymmetric": {"bits": 5, "sym": False},
+    "int6_asymmetric": {"bits": 6, "sym": False},
+    "int7_asymmetric": {"bits": 7, "sym": False},
     "int2_asymmetric": {"bits": 2, "sym": False},
 }
-FORMATS = ("gptq", "gptq_v2")
+FORMATS = ("gptq", "gptq_v2", "gptq_p")
+PLANAR = (3, 5, 6, 7)
+"""The numbers of bits for which ``gptq_p`` packs in another way. For 5 to 7 bits, it is the only format."""
 
 
 def main() -> int:
@@ -60,7 +72,7 @@ def main() -> int:
 
 
 def write_float_model(folder: Path) -> None:
-    """Write a random model with a tokenizer. Many rows have few negative weights, so that zero points are 0."""
+    """Write a random model with a tokenizer. Many rows are almost positive, so that zero points are 0."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS)).half().eval()
     block = model.model.layers[0]
@@ -72,14 +84,15 @@ def write_float_model(folder: Path) -> None:
 
 
 def record(model: Path, settings: dict[str, Any], out: Path) -> None:
-    """Write the quantized layers in both versions of the format, and the weights that GPTQModel computes.
+    """Write the quantized layers in each form of the format, and the weights that GPTQModel computes.
 
     Raises:
-        ValueError: GPTQModel computes other weights from the second version than from the first.
+        ValueError: GPTQModel computes other weights from one form than from another.
     """
     out.mkdir(parents=True, exist_ok=True)
     recorded: dict[str, torch.Tensor] = {}
-    for form in FORMATS:
+    forms = [form for form in FORMATS if settings["bits"] in (PLANAR if form == "gptq_p" else (2, 3, 4, 8))]
+    for form in forms:
         with tempfile.TemporaryDirectory() as folder:
             quantize(model, settings | {"format": form}, folder)
             tensors = load_file(Path(folder) / "model.safetensors")
@@ -89,7 +102,7 @@ def record(model: Path, settings: dict[str, Any], out: Path) -> None:
             (out / f"{form}.json").write_text(json.dumps(block, indent=1) + "\n")
             weights = dequantized(folder)
         if recorded and any(not torch.equal(recorded[name], weight) for name, weight in weights.items()):
-            raise ValueError(f"GPTQModel computes other weights from {form} in {out.name}. Record the weights of each version")
+            raise ValueError(f"GPTQModel computes other weights from {form} in {out.name}. Record the weights of each form")
         recorded = weights
     save_file(recorded, out / "weights.safetensors", {"format": "pt"})
 

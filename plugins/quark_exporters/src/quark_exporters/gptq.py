@@ -11,10 +11,13 @@ tensor       contents
              a group
 ===========  ==============================================================================================
 
+In GPTQModel's form ``gptq_p``, the low and the high bits of codes and zero points with 3, 5, 6 or 7 bits are
+packed apart (`planar_codes`).
+
 A weight has O output channels and I input channels. A value is ``(code − zero point) · scale``. The number of
 bits and the group size may differ between layers; quark computes both from the shapes of the tensors. Source:
 ``auto_round.utils.bit_packing`` and ``auto_round_extension/torch`` of AutoRound 0.16;
-``gptqmodel/utils/model.py`` of GPTQModel 7.7.
+``gptqmodel/utils/model.py`` and ``gptqmodel/utils/planar_packing.py`` of GPTQModel 7.7.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ _KEPT = (2, 4, 8)
 
 Only layers with these bits can keep their codes.
 """
+_PLANES = {3: (2, 1), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}
+"""Number of bits → the widths of the parts that ``gptq_p`` packs apart, low bits first."""
 
 
 class GptqDequantizer:
@@ -53,11 +58,11 @@ class GptqDequantizer:
             yield from AwqDequantizer().float_tensors({"bits": block.get("bits", 4), "group_size": _group_size(block)}, stored)
             return
         offset, size = _offset(block), _group_size(block)
-        wraps = offset > 0 and _is_of_gptqmodel(block)
+        form = {"wraps": offset > 0 and _is_of_gptqmodel(block), "is_planar": block.get("checkpoint_format") == "gptq_p"}
         for name in stored:
             if name.endswith(".qweight"):
                 layer = _Layer.of(name.removesuffix(".qweight"), stored, size, offset)
-                yield attrs.evolve(layer, wraps=wraps).float_tensor(block.get("desc_act") is True)
+                yield attrs.evolve(layer, **form).float_tensor(block.get("desc_act") is True)
 
 
 def _packing(block: Mapping[str, Any]) -> str:
@@ -81,7 +86,7 @@ def _offset(block: Mapping[str, Any]) -> int:
             raise UnsupportedError(f"quark does not read the packing_format {packing!r}. Export the checkpoint as auto_gptq")
         return int("gptq" in packing and "gptqmodel" not in packing)
     form = block.get("checkpoint_format", "gptq")
-    if form not in ("gptq", "gptq_v2"):
+    if form not in ("gptq", "gptq_v2", "gptq_p"):
         raise UnsupportedError(f"quark does not read the checkpoint_format {form!r}. Export the checkpoint as 'gptq' or 'gptq_v2'")
     return int(form == "gptq")
 
@@ -112,6 +117,8 @@ class _Layer:
     has_order: bool
     wraps: bool = False
     """Whether a stored zero point wraps around, as GPTQModel stores the zero point 0 (`zero_points`)."""
+    is_planar: bool = False
+    """Whether the low and the high bits are packed apart (`planar_codes`)."""
 
     @classmethod
     def of(cls, name: str, stored: Mapping[str, Tensor], said: int, offset: int) -> _Layer:
@@ -186,7 +193,7 @@ class _Layer:
 
     def codes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the codes ``[O, I]``, the zero points ``[O, groups]`` and the scales ``[O, groups]``."""
-        codes = streamed_codes(tensors[f"{self.name}.qweight"].t().contiguous(), self.bits)
+        codes = self.unpacked(tensors[f"{self.name}.qweight"].t().contiguous())
         zeros = self.zero_points(tensors[f"{self.name}.qzeros"]).t()
         return codes, zeros.contiguous(), tensors[f"{self.name}.scales"].t().float().contiguous()
 
@@ -201,12 +208,16 @@ class _Layer:
             words: The packed zero points, as stored.
         """
         if not self.wraps:
-            return streamed_codes(words, self.bits).to(torch.int32) + self.offset
+            return self.unpacked(words).to(torch.int32) + self.offset
         if _WORD % self.bits:
-            return (streamed_codes(words, self.bits).to(torch.int32) + self.offset) & (2**self.bits - 1)
+            return (self.unpacked(words).to(torch.int32) + self.offset) & (2**self.bits - 1)
         sums = words.long() + sum(self.offset << place for place in range(0, _WORD, self.bits))
         signed = (sums + 2 ** (_WORD - 1)) % 2**_WORD - 2 ** (_WORD - 1)
-        return streamed_codes(signed.to(torch.int32), self.bits).to(torch.int32)
+        return self.unpacked(signed.to(torch.int32)).to(torch.int32)
+
+    def unpacked(self, words: Tensor) -> Tensor:
+        """Return the codes in rows of 32-bit words, as uint8."""
+        return (planar_codes if self.is_planar and self.bits in _PLANES else streamed_codes)(words, self.bits)
 
     def weight(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Return the float weight.
@@ -246,6 +257,30 @@ class _Layer:
         config = self.config()
         shape = weight_quantizer(config).granularity.scale_shape(self.shape)
         return CodedLayer(config, codes, QParams(scales.reshape(shape), zeros.reshape(shape)))
+
+
+def planar_codes(words: Tensor, bits: int) -> Tensor:
+    """Unpack codes whose low and high bits are packed apart, from rows of 32-bit words.
+
+    ``bits`` words have 32 codes. The first words have the low bits of all 32 codes, packed as
+    `quark_exporters.stored_codes.streamed_codes` describes, and the last words have the high bits.
+
+    >>> planar_codes(torch.tensor([[0b01_10, 0, 0b01]], dtype=torch.int32), 3)[0, :3].tolist()
+    [6, 1, 0]
+
+    Args:
+        words: int32 ``[rows, n · bits]``.
+        bits: Number of bits of a code: 3, 5, 6 or 7.
+
+    Returns:
+        Codes as uint8 ``[rows, n · 32]``.
+    """
+    codes, place = torch.zeros((), dtype=torch.uint8, device=words.device), 0
+    for part in words.unflatten(-1, (-1, bits)).split(_PLANES[bits], dim=-1):
+        width = part.shape[-1]
+        codes = codes | streamed_codes(part.flatten(-2), width) << place
+        place += width
+    return codes
 
 
 def _size(columns: int, groups: int, said: int) -> int | None:
