@@ -58,11 +58,11 @@ class GptqDequantizer:
             yield from AwqDequantizer().float_tensors({"bits": block.get("bits", 4), "group_size": _group_size(block)}, stored)
             return
         offset, size = _offset(block), _group_size(block)
-        form = {"wraps": offset > 0 and _is_of_gptqmodel(block), "is_planar": block.get("checkpoint_format") == "gptq_p"}
+        wraps, is_planar = offset > 0 and _is_of_gptqmodel(block), block.get("checkpoint_format") == "gptq_p"
         for name in stored:
             if name.endswith(".qweight"):
                 layer = _Layer.of(name.removesuffix(".qweight"), stored, size, offset)
-                yield attrs.evolve(layer, **form).float_tensor(block.get("desc_act") is True)
+                yield attrs.evolve(layer, wraps=wraps, is_planar=is_planar).float_tensor(block.get("desc_act") is True)
 
 
 def _packing(block: Mapping[str, Any]) -> str:

@@ -190,3 +190,14 @@ def test_a_zero_point_that_the_format_does_not_hold_is_dequantized_and_not_kept(
     assert one.make(tensors, torch.float32).shape == weight.shape
     with pytest.raises(CheckpointError, match=r"zero point 16.*--no-keep-prequantized"):
         one.layers[0].read(tensors)
+
+
+@pytest.mark.parametrize("programs", ["gptqmodel:7.7.0", ["gptqmodel:7.7.0"]], ids=["text", "list"])
+def test_a_zero_point_of_0_of_gptqmodel_borrows_from_the_next(programs: str | list[str]) -> None:
+    tensors, _ = layer_of(4, 0)
+    tensors["layer.qzeros"].fill_(-1)  # 0x11111110 - 0x11111111: of eight zero points, the first is 0, and the others are 1
+    tensors["layer.scales"].abs_()
+    (layer,) = float_tensor({"group_size": SIZE, "meta": {"quantizer": programs}}, tensors).layers
+    zeros = layer.read(tensors).qparams.zero_point
+    assert zeros is not None
+    assert zeros.reshape(ROWS, -1).t().tolist() == [[0, 1, 1, 1, 1, 1, 1, 1] * (ROWS // 8)] * (COLUMNS // SIZE)
