@@ -44,12 +44,12 @@ def is_one_of_many() -> bool:
 
 @contextmanager
 def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False) -> Iterator[tuple[Ranks, torch.device]]:
-    """Yield the `Ranks` of the run that this process belongs to, and the device that it works on.
+    """Yield two values: the `Ranks` of this process's run, and the device of this process.
 
     There is only one rank if ``torchrun`` has not started the process.
 
-    If the body of the ``with`` statement raises an exception, the other ranks stop with a RankError that has
-    its message.
+    If the body of the ``with`` statement raises an exception, the other ranks stop with a RankError. The
+    RankError has the message of that exception.
 
     Args:
         device: Device of the run. For ``"cuda"`` without a number, each process of a machine gets its own

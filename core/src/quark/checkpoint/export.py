@@ -222,12 +222,14 @@ def export_safetensors(
 
     Args:
         model: The model that `ModelQuantizer.quantize_model` returned.
-        output_dir: The output directory. It must not exist, or be empty, or contain only a tokenizer, a
-            processor, or files of exporters that write no checkpoint, such as a GGUF file. These files stay.
+        output_dir: The output directory. Either it does not exist yet, or it is empty, or it contains only a
+            tokenizer, a processor, or files of exporters that write no checkpoint, such as a GGUF file. These
+            files stay.
         custom_mode: Name of an exporter. ``"quark"`` means the Quark layout.
         weight_format: ``"real_quantized"`` or None stores codes. ``"fake_quantized"`` stores rounded values.
             `import_model_from_safetensors` and transformers load the same model from either form. Other
-            runtimes ignore the setting in the checkpoint, so a warning is logged for ``"fake_quantized"``.
+            runtimes ignore the entry of the checkpoint that says which form it has, so a warning is logged
+            for ``"fake_quantized"``.
         pack_method: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
         overwrite: Whether an earlier export in ``output_dir`` is replaced when the new export is complete. No
             other file is deleted.

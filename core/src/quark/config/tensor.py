@@ -1,6 +1,6 @@
 """`QTensorConfig` says how one tensor is quantized.
 
-In the versions of AMD Quark, this class has three names.
+AMD Quark has used three names for this class in its releases.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def test_a_header_of_millions_of_values_is_refused_before_it_is_parsed(
 
     monkeypatch.setattr("quark.models.hf.shards.safe_open", parsed)
     write_header(tmp_path / SINGLE, b'{"a": [' + b",".join([value] * 4_100_000) + b"]}")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors' holds up to [0-9,]+ values, but at most 4,000,000"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors' may have [0-9,]+ values, and the limit is 4,000,000"):
         check_shards(tmp_path)
 
 

@@ -126,7 +126,7 @@ def test_incomplete_sources_are_refused() -> None:
         (
             WeightConverter("x", ["a", "b"], operations=[SplitFusedExperts()]),
             torch.ones(4, 2),
-            "3 axes, experts first, not one of the shape",
+            "3 axes, the first for experts, but the shape is",
         ),
         (WeightConverter("x", ["a", "b"], operations=[SplitFusedExperts()]), torch.ones(2, 3, 2), "cannot halve"),
         (WeightConverter("x", ["a", "b"], operations=[SplitFusedExperts(2)]), torch.ones(2, 2, 2), "split_axis=2 is out of range"),

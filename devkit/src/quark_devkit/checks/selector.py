@@ -1,5 +1,6 @@
-"""Checks of selectors: they choose for every group, stay within the budget, are repeatable, and have no side
-effects."""
+"""Checks that selectors choose a scheme for every group, stay within the budget, are repeatable, and have no
+side effects.
+"""
 
 from __future__ import annotations
 

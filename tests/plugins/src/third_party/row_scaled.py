@@ -57,7 +57,7 @@ class RowScaledInt4(NumberFormat):
 
 @attrs.frozen(eq=False)
 class RowScaledQuantizer(TensorQuantizer):
-    """`QParams` hold whole group scales in float32, ``[O, groups]``, and the row scales, ``[O]``."""
+    """Its `QParams` have the group scales as whole numbers, ``[O, groups]`` in float32, and the row scales ``[O]``."""
 
     elements: SingleLevelQuantizer
 

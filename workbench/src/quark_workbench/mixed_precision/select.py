@@ -43,7 +43,7 @@ _WANTED_BY = "a selection of schemes"
 
 
 def base_scheme(names: Sequence[str]) -> str:
-    """Return the name of the candidate whose settings for the whole model a selection uses.
+    """Return the name of the candidate from which a selection takes its settings for the whole model.
 
     This is the first candidate with global scales that fused layers share, or else the first candidate that
     quantizes.

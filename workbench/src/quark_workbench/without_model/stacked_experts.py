@@ -44,7 +44,7 @@ class StackedExperts(nn.Module):
 
 
 def is_stack(name: str, tensors: Mapping[str, Tensor], hidden: int | None) -> bool:
-    """Return whether a module has stacked experts whose matrices can be told from their names and shapes.
+    """Return whether a module has stacked experts, and their names and shapes show which matrix is which.
 
     Args:
         name: Full name of the module.

@@ -134,7 +134,7 @@ def legacy_settings(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, Al
             near = closest(keyword, [*known, "kv_layers_name", "exclude_layers_name", "q_layer_name", "gate_up_layers_name"])
             raise ConfigError(
                 f"Unsupported legacy algorithm keyword '{keyword}'.{f' Did you mean {near}?' if near else ''} "
-                f"Such keywords are written '<algorithm>_config', here: {', '.join(known) or 'none, as no algorithm is installed'}. "
+                f"The known keywords are {', '.join(known) or 'none, since no algorithm is installed'}. "
                 "New code uses `algorithm_configs`"
             )
     get_logger(__name__).warning(

@@ -114,9 +114,7 @@ def refuse_many_values(data: bytes, path: Path) -> None:
     """
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > MOST_VALUES:
-        raise CheckpointError(
-            f"'{path}' holds up to {values:,} values, but at most {MOST_VALUES:,} are read. It is not a file of a checkpoint"
-        )
+        raise CheckpointError(f"'{path}' may have {values:,} values, and the limit is {MOST_VALUES:,}. It is not a file of a checkpoint")
 
 
 def _kind(value: object) -> str:

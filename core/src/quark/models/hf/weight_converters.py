@@ -77,7 +77,7 @@ class SplitFusedExperts(ConversionOps):
         if not -inner <= self.split_axis < inner:
             raise ConfigError(f"{self}: the tensor of one expert has {inner} axes, so split_axis={self.split_axis} is out of range")
         if fused.ndim != self.ndim:
-            raise ConfigError(f"{self} needs a tensor of {self.ndim} axes, experts first, not one of the shape {list(fused.shape)}")
+            raise ConfigError(f"{self} needs a tensor with {self.ndim} axes, the first for experts, but the shape is {list(fused.shape)}")
         axis = self.split_axis % inner + 1
         if fused.shape[axis] % count:
             raise ConfigError(f"{self} cannot halve a tensor of the shape {list(fused.shape)} along its axis {axis}")

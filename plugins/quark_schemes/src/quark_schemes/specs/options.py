@@ -45,7 +45,8 @@ _CHOICES: dict[str, Mapping[str, Any]] = {
 
 
 def _choice(option: str, value: Any, choices: Mapping[str, Any]) -> Any:
-    """Return the enumeration member for an option string. Return None and members unchanged.
+    """Return the enumeration member for an option string. If ``value`` is None or already a member, return it
+    unchanged.
 
     Raises:
         ConfigError: (a ValueError) ``value`` is not None, not a member, and not a known string.
