@@ -143,7 +143,7 @@ def _peak() -> float:
 
 
 def _allowed_bytes(model: torch.nn.Module, tokens: int) -> float:
-    """Return the float32 bytes of one block's weights, Hessians, and layer inputs and outputs."""
+    """Return how many bytes one block's weights, Hessians, and layer inputs and outputs take in float32."""
     block = next(iter(model.get_submodule("model.layers").children()))
     linears = {n.rsplit(".", 1)[-1]: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
     inputs = [m.in_features for n, m in linears.items() if n not in ("k_proj", "v_proj", "up_proj")]  # they share inputs

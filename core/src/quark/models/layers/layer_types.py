@@ -34,7 +34,7 @@ class LayerType:
 
     Attributes:
         record: The registered record.
-        planned_as: The class that configurations and algorithms use for layers of this type.
+        planned_as: Configurations and algorithms treat a layer of this type as a layer of this class.
         planned_name: The registered name of ``planned_as``. Plans use this name.
     """
 

@@ -50,7 +50,7 @@ def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], ha
     Args:
         config: Configuration of the whole model.
         name: Full name of the layer.
-        planned_as: The class that plans use for the layer.
+        planned_as: Plans treat the layer as a layer of this class.
         has_cache: Whether the layer is in a part of the model that has a KV cache. If False,
             ``kv_cache_quant_config`` does not apply. For instance, its pattern ``*v_proj`` may also match
             layers of a vision tower, which has no KV cache.
