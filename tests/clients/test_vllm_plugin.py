@@ -21,6 +21,7 @@ from urllib.request import urlopen
 import attrs
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import quark
@@ -197,6 +198,17 @@ def test_a_model_with_its_own_code_is_served_if_that_is_allowed(tmp_path: Path, 
         generate(vllm_with_quark, out, "auto", torch.bfloat16)
     texts = generate(vllm_with_quark, out, "auto", torch.float32, trust_remote_code=True)
     assert compared(*of_the_last_text(texts, plain))["error"] < 0.001
+
+
+def test_damage_is_told_even_if_the_checkpoint_names_code_that_it_does_not_need(tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
+    out = exported("fp8", tmp_path / "out")
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoConfig": "modeling_own.OwnConfig"}}))
+    tensors = load_file(out / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.weight_scale"]
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ClientError, match=r"the checkpoint is damaged: .*up_proj"):
+        generate(vllm_with_quark, out, "auto", torch.bfloat16)
 
 
 def test_a_third_partys_scheme_is_served_where_its_distribution_is_installed(

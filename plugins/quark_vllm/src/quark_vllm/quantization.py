@@ -27,7 +27,7 @@ from vllm.platforms import current_platform
 from quark.checkpoint.inspection import RuntimeSupport, inspect_checkpoint
 from quark.checkpoint.layout_reader import quantization_block
 from quark.checkpoint.provenance import KEY as PLUGINS
-from quark.errors import CheckpointError, QuarkError
+from quark.errors import CheckpointError, QuarkError, UnsupportedError
 from quark.models.hf.custom_code import code_files
 from quark.models.layers.layers_from_codes import Packed
 from quark_vllm.methods import ServedAttention, ServedEmbedding, ServedExperts, ServedLinear
@@ -202,8 +202,9 @@ def _support_by_vllm(model: str, revision: str | None, trust_remote_code: bool) 
         inspection = inspect_checkpoint(directory, trust_remote_code=trust_remote_code)
         if inspection.damage:
             raise CheckpointError(f"the checkpoint is damaged: {'; '.join(inspection.damage)}. Export or download it again")
-    except QuarkError:
-        needs_code = not trust_remote_code and bool(code_files(directory / "config.json"))
+    except QuarkError as error:
+        is_allowed = trust_remote_code or not code_files(directory / "config.json")
+        needs_code = isinstance(error, UnsupportedError) and not is_allowed
         if PLUGINS in quantization_block(directory) and not needs_code:
             raise
         return RuntimeSupport(runtime, "vLLM", {})
